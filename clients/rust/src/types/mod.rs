@@ -1,0 +1,13 @@
+//! The wire types, a file per family; server and client use the same structs (protocol ch. 3, 4, 6 to 8, 10).
+
+pub mod checkpoints;
+pub mod datum;
+pub mod futures;
+pub mod lenient;
+pub mod model_input;
+pub mod sampling;
+pub mod service;
+pub mod sessions;
+pub mod tensor_data;
+pub mod training;
+pub mod weights;

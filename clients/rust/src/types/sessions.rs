@@ -1,0 +1,114 @@
+//! Sessions: create, keep alive, finish, look up (protocol ch. 3 and §7.17).
+
+use serde::{Deserialize, Serialize};
+
+use super::lenient::{self, Metadata};
+
+/// `POST /create_session`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "create_session")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct CreateSessionRequest {
+    #[serde(default, deserialize_with = "lenient::null_default")]
+    pub tags: Vec<String>,
+    #[serde(default, deserialize_with = "lenient::metadata", skip_serializing_if = "Option::is_none")]
+    pub user_metadata: Option<Metadata>,
+    #[serde(default, deserialize_with = "lenient::null_default")]
+    pub sdk_version: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
+}
+
+/// The messages are logged by the client, each at its level.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "create_session")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct CreateSessionResponse {
+    pub session_id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub info_message: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning_message: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_message: Option<String>,
+}
+
+/// `POST /session_heartbeat`, every 10 s.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "session_heartbeat")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct SessionHeartbeatRequest {
+    pub session_id: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "session_heartbeat")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct SessionHeartbeatResponse {}
+
+/// `POST /sessions/{session_id}/finish`. The first reason wins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct FinishSessionRequest {
+    pub reason: FinishReason,
+    /// Sent as an explicit `null` when there is none.
+    #[serde(default)]
+    pub detail: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum FinishReason {
+    Success,
+    Errored,
+    Interrupted,
+}
+
+/// `GET /sessions/{session_id}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GetSessionResponse {
+    pub training_run_ids: Vec<String>,
+    pub sampler_ids: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_metadata: Option<Metadata>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
+}
+
+/// `GET /sessions`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ListSessionsResponse {
+    pub sessions: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_sdk_session_request() {
+        let r: CreateSessionRequest =
+            serde_json::from_str(r#"{"tags":[],"user_metadata":{},"sdk_version":"0.38.0","type":"create_session"}"#)
+                .unwrap();
+        assert_eq!(r.sdk_version, "0.38.0");
+        assert_eq!(r.user_metadata, Some(Metadata::new()));
+    }
+
+    #[test]
+    fn finish_keeps_the_explicit_null() {
+        let r = FinishSessionRequest { reason: FinishReason::Success, detail: None };
+        let json = r#"{"reason":{"type":"success"},"detail":null}"#;
+        assert_eq!(serde_json::to_string(&r).unwrap(), json);
+        assert_eq!(serde_json::from_str::<FinishSessionRequest>(json).unwrap(), r);
+    }
+
+    #[test]
+    fn heartbeat_answer() {
+        assert_eq!(serde_json::to_string(&SessionHeartbeatResponse {}).unwrap(), r#"{"type":"session_heartbeat"}"#);
+    }
+}

@@ -1,0 +1,156 @@
+//! Checkpoint rows: list, publish, set their lifetime, delete (protocol §6.2, ch. 13).
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use chrono::Utc;
+use serde_json::{Value, json};
+use tinderbox_client::types::checkpoints::{
+    Checkpoint, CheckpointType, CheckpointsListResponse, CheckpointsQuery, Cursor, SetTtlRequest,
+};
+
+use crate::error::{Error, Result};
+use crate::ids::{CheckpointKind, CheckpointPath, ModelId, check_name};
+use crate::store::checkpoints::CheckpointRow;
+use crate::validate::weights::ttl;
+
+use super::access::{no_checkpoint, no_run};
+use super::auth::Owner;
+use super::body::JsonBody;
+use super::error::ApiResult;
+use super::query::{QueryOf, page};
+use super::state::App;
+
+/// Run, kind and name, as they stand in the URL.
+pub type Segments = Path<(String, String, String)>;
+
+pub async fn list_of_run(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    Path(run): Path<String>,
+    headers: HeaderMap,
+) -> ApiResult<Json<CheckpointsListResponse>> {
+    let run = ModelId(run);
+    app.store().run(&run).await?.filter(|r| r.owner == owner).ok_or_else(|| no_run(&run))?;
+    let rows = app.store().run_checkpoints(&run).await?;
+    Ok(Json(CheckpointsListResponse { checkpoints: visible(rows, &headers), cursor: None }))
+}
+
+/// Of all runs of this owner.
+pub async fn list(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    QueryOf(q): QueryOf<CheckpointsQuery>,
+    headers: HeaderMap,
+) -> ApiResult<Json<CheckpointsListResponse>> {
+    let (limit, offset) = page(q.limit, q.offset)?;
+    let page = app.store().checkpoints(&owner, limit, offset).await?;
+    let cursor = Cursor { offset: q.offset, limit: q.limit, total_count: page.total as i64 };
+    Ok(Json(CheckpointsListResponse { checkpoints: visible(page.rows, &headers), cursor: Some(cursor) }))
+}
+
+/// The row goes first: a directory that stays costs disk, a row without one would be a lie.
+pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {
+    let path = path(segments)?;
+    app.owned(&owner, &path).await?;
+    let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
+    if let Err(e) = tokio::fs::remove_dir_all(&dir).await {
+        tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
+    }
+    Ok(Json(json!({})))
+}
+
+pub async fn publish(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {
+    set_public(&app, &owner, path(segments)?, true).await
+}
+
+pub async fn unpublish(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {
+    set_public(&app, &owner, path(segments)?, false).await
+}
+
+async fn set_public(
+    app: &App,
+    owner: &crate::ids::OwnerId,
+    path: CheckpointPath,
+    public: bool,
+) -> ApiResult<Json<Value>> {
+    app.owned(owner, &path).await?;
+    app.store().set_checkpoint_public(&path, public).await?;
+    Ok(Json(json!({})))
+}
+
+/// Seconds from now; an explicit null removes the expiry.
+pub async fn set_ttl(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    segments: Segments,
+    JsonBody(r): JsonBody<SetTtlRequest>,
+) -> ApiResult<Json<Value>> {
+    let path = path(segments)?;
+    let seconds =
+        r.ttl_seconds.ok_or_else(|| Error::user("ttl_seconds is missing: a number, or null for no expiry"))?;
+    let ttl = ttl(seconds)?;
+    app.owned(&owner, &path).await?;
+    app.store().set_checkpoint_expiry(&path, ttl.map(|ttl| Utc::now() + ttl)).await?;
+    Ok(Json(json!({})))
+}
+
+/// The path a URL names. Malformed ones do not exist.
+pub fn path(Path((run, kind, name)): Segments) -> Result<CheckpointPath> {
+    let unknown = || Error::not_found(format!("there is no checkpoint {kind:?}/{name:?} of run {run:?}"));
+    let parsed = CheckpointKind::from_segment(&kind).filter(|_| check_name(&name).is_ok());
+    let kind = parsed.ok_or_else(unknown)?;
+    Ok(CheckpointPath { run: ModelId(run), kind, name })
+}
+
+pub fn wire_row(row: CheckpointRow) -> Checkpoint {
+    Checkpoint {
+        checkpoint_id: format!("{}/{}", row.path.kind.segment(), row.path.name),
+        checkpoint_type: match row.path.kind {
+            CheckpointKind::Training => CheckpointType::Training,
+            CheckpointKind::Sampler => CheckpointType::Sampler,
+            CheckpointKind::External => CheckpointType::External,
+        },
+        time: row.created_at,
+        tinker_path: row.path.to_string(),
+        size_bytes: Some(row.size_bytes),
+        public: row.public,
+        user_metadata: Some(row.user_metadata),
+        expires_at: row.expires_at,
+    }
+}
+
+/// Clients before 0.28 fail on a row of type `external`.
+fn visible(rows: Vec<CheckpointRow>, headers: &HeaderMap) -> Vec<Checkpoint> {
+    let version = headers.get("x-stainless-package-version").and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let old = knows_no_external(version);
+    rows.into_iter().filter(|r| !(old && r.path.kind == CheckpointKind::External)).map(wire_row).collect()
+}
+
+fn knows_no_external(version: &str) -> bool {
+    let mut parts = version.split('.').map(|p| p.parse::<u32>().ok());
+    matches!((parts.next().flatten(), parts.next().flatten()), (Some(0), Some(minor)) if minor < 28)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_a_path_or_nothing() {
+        let of = |kind: &str, name: &str| path(Path(("s:train:0".into(), kind.into(), name.into())));
+        assert_eq!(of("weights", "a").unwrap().to_string(), "tinker://s:train:0/weights/a");
+        for (kind, name) in [("wheels", "a"), ("weights", ".."), ("weights", "")] {
+            assert_eq!(of(kind, name).unwrap_err().category, crate::error::Category::NotFound);
+        }
+    }
+
+    #[test]
+    fn versions_that_know_no_external_rows() {
+        assert!(knows_no_external("0.27.1"));
+        assert!(knows_no_external("0.4.1"));
+        assert!(!knows_no_external("0.28.0"));
+        assert!(!knows_no_external("1.0.0"));
+        assert!(!knows_no_external(""));
+    }
+}

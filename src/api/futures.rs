@@ -1,0 +1,100 @@
+//! `retrieve_future` and `cancel_future` (protocol ch. 10).
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tinderbox_client::types::futures::{
+    CancelFutureRequest, QueueState, RequestErrorCategory, RequestFailedResponse, RetrieveFutureRequest,
+    TryAgainResponse,
+};
+
+use crate::error::{Category, Error};
+use crate::futures::retrieve::Poll;
+use crate::ids::RequestId;
+
+use super::answers;
+use super::auth::Owner;
+use super::body::JsonBody;
+use super::error::{ApiError, ApiResult};
+use super::state::App;
+
+/// A client that hears nothing for its read timeout hangs up; the answer must be there well before.
+const MARGIN: Duration = Duration::from_secs(10);
+
+/// A client polls again at once, so a wait is never shorter.
+const SHORTEST_WAIT: Duration = Duration::from_secs(1);
+
+/// Holds the request until the promise settles. A failure is a 200 that says so, an unknown promise 410, "not yet" 408.
+pub async fn retrieve(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    headers: HeaderMap,
+    JsonBody(r): JsonBody<RetrieveFutureRequest>,
+) -> ApiResult<Response> {
+    let id = RequestId(r.request_id);
+    match app.futures().retrieve(&id, &owner, wait(&headers, app.limits().long_poll)).await {
+        Poll::Done(answer) => Ok(answers::response(&answer, wants_protobuf(&headers))),
+        Poll::Failed(e) => Ok(Json(failed(e)).into_response()),
+        Poll::Pending => {
+            let again =
+                TryAgainResponse { request_id: id.0, queue_state: QueueState::Active, queue_state_reason: None };
+            Ok((StatusCode::REQUEST_TIMEOUT, Json(again)).into_response())
+        }
+        Poll::Unknown => Err(ApiError::gone("this promise is unknown: it expired, or the server was restarted since")),
+    }
+}
+
+/// Nothing is cancelled yet: the work runs on and its result is dropped in time.
+pub async fn cancel(_: JsonBody<CancelFutureRequest>) -> Json<Value> {
+    Json(json!({}))
+}
+
+fn wait(headers: &HeaderMap, longest: Duration) -> Duration {
+    let timeout = headers.get("x-stainless-read-timeout").and_then(|v| v.to_str().ok()?.parse::<f64>().ok());
+    let timeout = timeout.and_then(|s| Duration::try_from_secs_f64(s).ok());
+    timeout.map_or(longest, |t| t.saturating_sub(MARGIN)).max(SHORTEST_WAIT).min(longest)
+}
+
+fn wants_protobuf(headers: &HeaderMap) -> bool {
+    let mut accepted = headers.get_all(header::ACCEPT).iter().filter_map(|v| v.to_str().ok());
+    accepted.any(|v| v.contains("application/x-protobuf"))
+}
+
+fn failed(e: Error) -> RequestFailedResponse {
+    let category = match e.category {
+        Category::User | Category::NotFound => RequestErrorCategory::User,
+        Category::Server => RequestErrorCategory::Server,
+    };
+    RequestFailedResponse { error: e.message, category }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poll_ends_before_the_client_gives_up() {
+        let wait = |timeout: Option<&str>| {
+            let pairs = timeout.map(|t| ("x-stainless-read-timeout".parse().unwrap(), t.parse().unwrap()));
+            wait(&HeaderMap::from_iter(pairs), Duration::from_secs(30)).as_secs_f64()
+        };
+        assert_eq!(wait(None), 30.0);
+        assert_eq!(wait(Some("45")), 30.0);
+        assert_eq!(wait(Some("20.5")), 10.5);
+        assert_eq!(wait(Some("5.0")), 1.0);
+        assert_eq!(wait(Some("soon")), 30.0);
+        assert_eq!(wait(Some("-1")), 30.0);
+    }
+
+    #[test]
+    fn protobuf_only_when_asked_for() {
+        let accept = |v: &str| wants_protobuf(&HeaderMap::from_iter([(header::ACCEPT, v.parse().unwrap())]));
+        assert!(accept("application/x-protobuf, application/json"));
+        assert!(!accept("application/json"));
+        assert!(!wants_protobuf(&HeaderMap::new()));
+    }
+}

@@ -1,0 +1,114 @@
+//! Rows kept in memory: the hot path asks the database for a session, run or sampler once.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use chrono::Utc;
+
+use crate::error::{Category, Result};
+use crate::ids::{ModelId, SamplerId, SessionId};
+use crate::store::Store;
+use crate::store::runs::RunRow;
+use crate::store::samplers::SamplerRow;
+use crate::store::sessions::{Finish, SessionRow};
+
+/// `last_request_time` of a run is written at most this often.
+const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Rows do not change while they are here, but for a session's end, which [`Known::finish`] notes.
+#[derive(Default)]
+pub struct Known {
+    sessions: Memory<SessionId, SessionRow>,
+    runs: Memory<ModelId, RunRow>,
+    samplers: Memory<SamplerId, SamplerRow>,
+    touched: Mutex<HashMap<ModelId, Instant>>,
+}
+
+impl Known {
+    pub async fn session(&self, store: &Store, id: &SessionId) -> Result<Option<Arc<SessionRow>>> {
+        match self.sessions.get(id) {
+            Some(row) => Ok(Some(row)),
+            None => Ok(store.session(id).await?.map(|row| self.sessions.insert(id.clone(), row))),
+        }
+    }
+
+    pub async fn run(&self, store: &Store, id: &ModelId) -> Result<Option<Arc<RunRow>>> {
+        match self.runs.get(id) {
+            Some(row) => Ok(Some(row)),
+            None => Ok(store.run(id).await?.map(|row| self.runs.insert(id.clone(), row))),
+        }
+    }
+
+    pub async fn sampler(&self, store: &Store, id: &SamplerId) -> Result<Option<Arc<SamplerRow>>> {
+        match self.samplers.get(id) {
+            Some(row) => Ok(Some(row)),
+            None => Ok(store.sampler(id).await?.map(|row| self.samplers.insert(id.clone(), row))),
+        }
+    }
+
+    /// A run whose creation was submitted: requests on it are in order behind the creation.
+    pub fn announce_run(&self, row: RunRow) {
+        self.runs.insert(row.id.clone(), row);
+    }
+
+    /// Runs of this session that are in memory, those still being created among them.
+    pub fn runs_of(&self, session: &SessionId) -> Vec<ModelId> {
+        self.runs.keys_where(|run| run.session == *session)
+    }
+
+    pub fn finish(&self, row: &SessionRow, finish: Finish) {
+        self.sessions.insert(row.id.clone(), SessionRow { finished: Some(finish), ..row.clone() });
+    }
+
+    /// Write the run's `last_request_time` in the background, now and then.
+    pub fn touch(&self, store: &Store, id: &ModelId) {
+        let mut touched = self.touched.lock().expect("no code panics while it holds this map");
+        if touched.get(id).is_some_and(|at| at.elapsed() < TOUCH_INTERVAL) {
+            return;
+        }
+        touched.insert(id.clone(), Instant::now());
+        let (store, id) = (store.clone(), id.clone());
+        tokio::spawn(async move {
+            // A run that is still being created has no row yet.
+            if let Err(e) = store.touch_run(&id, Utc::now()).await
+                && e.category != Category::NotFound
+            {
+                tracing::warn!(run = %id, error = %e, "last_request_time not written");
+            }
+        });
+    }
+}
+
+/// Enough for every live session; beyond it the map starts afresh and refills from the database.
+const MAX_ROWS: usize = 100_000;
+
+struct Memory<K, V>(Mutex<HashMap<K, Arc<V>>>);
+
+impl<K, V> Default for Memory<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Clone + Eq + Hash, V> Memory<K, V> {
+    fn get(&self, key: &K) -> Option<Arc<V>> {
+        self.0.lock().expect("no code panics while it holds this map").get(key).cloned()
+    }
+
+    fn keys_where(&self, wanted: impl Fn(&V) -> bool) -> Vec<K> {
+        let map = self.0.lock().expect("no code panics while it holds this map");
+        map.iter().filter(|(_, row)| wanted(row)).map(|(key, _)| key.clone()).collect()
+    }
+
+    fn insert(&self, key: K, row: V) -> Arc<V> {
+        let row = Arc::new(row);
+        let mut map = self.0.lock().expect("no code panics while it holds this map");
+        if map.len() >= MAX_ROWS {
+            map.clear();
+        }
+        map.insert(key, row.clone());
+        row
+    }
+}

@@ -1,0 +1,86 @@
+//! The HTTP side: every route on one line, all below `/api/v1` (protocol ch. 6).
+
+mod access;
+mod answers;
+mod archive;
+mod auth;
+mod body;
+mod checkpoints;
+mod create;
+mod downloads;
+mod error;
+mod futures;
+mod known;
+mod load;
+mod query;
+mod sampling;
+mod save;
+mod service;
+mod sessions;
+pub mod state;
+mod submit;
+mod trace;
+mod training;
+mod training_runs;
+
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::{delete, get, post, put};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use state::App;
+
+/// All routes. Everything but `open` wants an API key.
+pub fn router(app: App) -> Router {
+    let checkpoint = Router::new()
+        .route("/", delete(checkpoints::delete))
+        .route("/publish", post(checkpoints::publish).delete(checkpoints::unpublish))
+        .route("/ttl", put(checkpoints::set_ttl))
+        .route("/external_weights_urls", get(downloads::external_weights_urls))
+        .route("/archive", get(downloads::archive_link));
+    let keyed = Router::new()
+        .route("/client/config", post(service::client_config))
+        .route("/client/dynamic_config", post(service::client_dynamic_config))
+        .route("/get_server_capabilities", get(service::capabilities))
+        .route("/telemetry", post(service::telemetry))
+        .route("/create_session", post(sessions::create))
+        .route("/session_heartbeat", post(sessions::heartbeat))
+        .route("/sessions", get(sessions::list))
+        .route("/sessions/{session_id}", get(sessions::get))
+        .route("/sessions/{session_id}/finish", post(sessions::finish))
+        .route("/sessions/{session_id}/project", put(sessions::set_project))
+        .route("/create_model", post(create::create_model))
+        .route("/get_info", post(create::get_info))
+        .route("/forward_backward", post(training::forward_backward))
+        .route("/forward", post(training::forward))
+        .route("/optim_step", post(training::optim_step))
+        .route("/unload_model", post(training::unload_model))
+        .route("/save_weights", post(save::save_weights))
+        .route("/load_weights", post(load::load_weights))
+        .route("/save_weights_for_sampler", post(save::save_weights_for_sampler))
+        .route("/save_weights_external", post(save::save_weights_external))
+        .route("/weights_info", post(load::weights_info))
+        .route("/create_sampling_session", post(sampling::create_sampling_session))
+        .route("/join_sampling_session", post(sampling::join_sampling_session))
+        .route("/samplers/{sampler_id}", get(sampling::get_sampler))
+        .route("/asample", post(sampling::asample))
+        .route("/retrieve_future", post(futures::retrieve))
+        .route("/cancel_future", post(futures::cancel))
+        .route("/training_runs", get(training_runs::list))
+        .route("/training_runs/{run_id}", get(training_runs::get))
+        .route("/training_runs/{run_id}/checkpoints", get(checkpoints::list_of_run))
+        .route("/models/{run_id}/checkpoints", get(checkpoints::list_of_run))
+        .nest("/training_runs/{run_id}/checkpoints/{kind}/{name}", checkpoint)
+        .route("/checkpoints", get(checkpoints::list))
+        .route_layer(from_fn_with_state(app.clone(), auth::require_key));
+    let open = Router::new()
+        .route("/healthz", get(service::healthz))
+        .route("/download/{token}/{file}", get(downloads::download));
+    Router::new()
+        .nest("/api/v1", keyed.merge(open))
+        .fallback(error::unknown_route)
+        .method_not_allowed_fallback(error::wrong_method)
+        .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(from_fn(trace::trace))
+        .with_state(app)
+}

@@ -1,0 +1,64 @@
+//! The service itself: flags for clients, health, served models, telemetry (protocol ch. 4, 16, §7.2).
+
+use axum::Json;
+use axum::extract::State;
+use tinderbox_client::types::service::{
+    ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse, GetServerCapabilitiesResponse,
+    HealthResponse, SupportedModel, TelemetryRequest, TelemetryResponse,
+};
+
+use crate::validate::runs::FULL_SUFFIX;
+
+use super::auth::Owner;
+use super::body::JsonBody;
+use super::error::ApiResult;
+use super::state::App;
+
+pub async fn healthz() -> Json<HealthResponse> {
+    Json(HealthResponse { status: "ok".into() })
+}
+
+/// Flags that differ from a client's defaults, or must stay as they are.
+pub async fn client_config(_: JsonBody<ClientConfigRequest>) -> Json<ClientConfigResponse> {
+    Json(ClientConfigResponse {
+        pjwt_auth_enabled: Some(false),
+        parallel_fwdbwd_chunks: Some(true),
+        proto_compress_fwdbwd: Some(false),
+        sample_join_sampling_session: Some(true),
+        custom_loss_server_side: Some(false),
+        ..ClientConfigResponse::default()
+    })
+}
+
+pub async fn client_dynamic_config(_: JsonBody<ClientConfigRequest>) -> Json<ClientDynamicConfigResponse> {
+    Json(ClientDynamicConfigResponse::default())
+}
+
+/// Each served model, then each again as `NAME:full`, which trains every weight. Sampling takes the plain name.
+pub async fn capabilities(State(app): State<App>) -> Json<GetServerCapabilitiesResponse> {
+    let models = app.engine().models();
+    let row = |suffix: &str, sampleable: bool| {
+        let suffix = suffix.to_owned();
+        models.iter().map(move |m| SupportedModel {
+            model_name: Some(format!("{}{suffix}", m.name)),
+            max_context_length: Some(m.max_context_length as u64),
+            trainable: Some(true),
+            sampleable: Some(sampleable),
+        })
+    };
+    let supported_models = row("", true).chain(row(FULL_SUFFIX, false)).collect();
+    Json(GetServerCapabilitiesResponse { supported_models })
+}
+
+/// The client's view of faults, kept as it came.
+pub async fn telemetry(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    JsonBody(report): JsonBody<TelemetryRequest>,
+) -> ApiResult<Json<TelemetryResponse>> {
+    if !report.events.is_empty() {
+        let body = serde_json::Value::Array(report.events).to_string();
+        app.store().insert_telemetry(&owner, &report.session_id, &body).await?;
+    }
+    Ok(Json(TelemetryResponse {}))
+}

@@ -1,0 +1,128 @@
+//! Sessions: create, keep alive, finish, look up (protocol ch. 3, §7.17).
+
+use axum::Json;
+use axum::extract::{Path, State};
+use chrono::Utc;
+use serde_json::{Value, json};
+use tinderbox_client::types::checkpoints::RunsQuery;
+use tinderbox_client::types::sessions::{
+    CreateSessionRequest, CreateSessionResponse, FinishReason, FinishSessionRequest, GetSessionResponse,
+    ListSessionsResponse, SessionHeartbeatRequest, SessionHeartbeatResponse,
+};
+
+use crate::ids::SessionId;
+use crate::store::sessions::{Finish, SessionRow};
+
+use super::auth::Owner;
+use super::body::JsonBody;
+use super::error::{ApiError, ApiResult};
+use super::query::{QueryOf, page};
+use super::state::App;
+
+pub async fn create(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    JsonBody(r): JsonBody<CreateSessionRequest>,
+) -> ApiResult<Json<CreateSessionResponse>> {
+    let now = Utc::now();
+    let row = SessionRow {
+        id: SessionId::random(),
+        owner,
+        created_at: now,
+        last_heartbeat_at: now,
+        tags: r.tags,
+        user_metadata: r.user_metadata.unwrap_or_default(),
+        sdk_version: r.sdk_version,
+        project_id: r.project_id,
+        display_name: r.display_name,
+        finished: None,
+    };
+    app.store().insert_session(&row).await?;
+    tracing::info!(session = %row.id, owner = %row.owner, sdk = row.sdk_version, "session created");
+    Ok(Json(CreateSessionResponse { session_id: row.id.0, ..CreateSessionResponse::default() }))
+}
+
+/// 410 stops a client's heartbeats for good, so it is sent only after `finish`.
+pub async fn heartbeat(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    JsonBody(r): JsonBody<SessionHeartbeatRequest>,
+) -> ApiResult<Json<SessionHeartbeatResponse>> {
+    let id = SessionId(r.session_id);
+    if app.session(&owner, &id).await?.finished.is_some() {
+        return Err(ApiError::gone(format!("session {id} is finished")));
+    }
+    app.store().heartbeat_session(&id, Utc::now()).await?;
+    Ok(Json(SessionHeartbeatResponse {}))
+}
+
+/// The first reason stays; a repeat is harmless. The session's runs leave the engine.
+pub async fn finish(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+    JsonBody(r): JsonBody<FinishSessionRequest>,
+) -> ApiResult<Json<Value>> {
+    let session = app.session(&owner, &SessionId(id)).await?;
+    if session.finished.is_none() {
+        let finish = Finish { at: Utc::now(), reason: reason(r.reason).into(), detail: r.detail };
+        app.store().finish_session(&session.id, &finish).await?;
+        tracing::info!(session = %session.id, reason = finish.reason, "session finished");
+        app.known().finish(&session, finish);
+        // A run that only the database knows is not in the engine either.
+        for run in app.known().runs_of(&session.id) {
+            app.futures().unload(run);
+        }
+    }
+    Ok(Json(json!({})))
+}
+
+pub async fn list(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    QueryOf(q): QueryOf<RunsQuery>,
+) -> ApiResult<Json<ListSessionsResponse>> {
+    let (limit, offset) = page(q.limit, q.offset)?;
+    let sessions = app.store().sessions(&owner, limit, offset).await?;
+    Ok(Json(ListSessionsResponse { sessions: sessions.into_iter().map(|id| id.0).collect() }))
+}
+
+pub async fn get(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+) -> ApiResult<Json<GetSessionResponse>> {
+    let session = app.session(&owner, &SessionId(id)).await?;
+    let runs = app.store().session_runs(&session.id).await?;
+    let samplers = app.store().session_samplers(&session.id).await?;
+    Ok(Json(GetSessionResponse {
+        training_run_ids: runs.into_iter().map(|id| id.0).collect(),
+        sampler_ids: samplers.into_iter().map(|id| id.0).collect(),
+        user_metadata: Some(session.user_metadata.clone()),
+        display_name: session.display_name.clone(),
+    }))
+}
+
+#[derive(serde::Deserialize)]
+pub struct ProjectRequest {
+    project_id: String,
+}
+
+pub async fn set_project(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+    JsonBody(r): JsonBody<ProjectRequest>,
+) -> ApiResult<Json<Value>> {
+    let session = app.session(&owner, &SessionId(id)).await?;
+    app.store().set_session_project(&session.id, &r.project_id).await?;
+    Ok(Json(json!({})))
+}
+
+fn reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Success => "success",
+        FinishReason::Errored => "errored",
+        FinishReason::Interrupted => "interrupted",
+    }
+}

@@ -1,0 +1,117 @@
+//! The steps of a run: forward_backward, optim_step, unload (protocol §7.5, §7.6).
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use prost::Message;
+use tinderbox_client::proto;
+use tinderbox_client::types::training::{ForwardBackwardRequest, ForwardRequest, OptimStepRequest, UnloadModelRequest};
+
+use crate::command::{Command, Datum, Loss, RunCommand};
+use crate::engine::NOW;
+use crate::engine::handle::ModelInfo;
+use crate::error::{Error, Result};
+use crate::futures::complete::Completion;
+use crate::futures::issue::{Key, Request};
+use crate::futures::meaning;
+use crate::ids::{ModelId, OwnerId};
+use crate::validate;
+
+use super::auth::Owner;
+use super::body::{JsonBody, NumberedBody, parse_numbered, read};
+use super::error::ApiResult;
+use super::state::App;
+use super::submit::{Promise, promise};
+use super::trace;
+
+/// Protobuf from today's clients, JSON from those before 0.25.
+pub async fn forward_backward(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<Promise> {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    if !content_type.contains("application/x-protobuf") {
+        let bytes = read(&headers, body, app.limits().json_body_bytes).await?;
+        let request: ForwardBackwardRequest = parse_numbered(&app, &owner, &bytes).await?;
+        return submit_data(&app, owner, Source::Json(request)).await;
+    }
+    let bytes = read(&headers, body, app.limits().proto_body_bytes).await?;
+    let message = proto::ForwardBackwardRequest::decode(bytes)
+        .map_err(|e| Error::user(format!("the protobuf body cannot be decoded: {e}")))?;
+    submit_data(&app, owner, Source::Proto(message)).await
+}
+
+/// The forward pass of clients before 0.25.
+pub async fn forward(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    NumberedBody(r): NumberedBody<ForwardRequest>,
+) -> ApiResult<Promise> {
+    submit_data(&app, owner, Source::Json(r.into())).await
+}
+
+pub async fn optim_step(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    NumberedBody(r): NumberedBody<OptimStepRequest>,
+) -> ApiResult<Promise> {
+    let n = app.numbered(owner, &r.model_id, r.seq_id).await?;
+    let params = validate::runs::adam(r.adam_params.as_ref(), r.optimizer_params.as_ref());
+    let params = n.checked(&app, params)?;
+    let meaning = meaning::of_request("optim_step", &r);
+    n.issue(&app, meaning, RunCommand::OptimStep(params), Completion::OptimStep)
+}
+
+/// Takes effect at once, not in order: it has no `seq_id`.
+pub async fn unload_model(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    JsonBody(r): JsonBody<UnloadModelRequest>,
+) -> ApiResult<Promise> {
+    let run = app.run(&owner, &ModelId(r.model_id)).await?;
+    let model = run.row.id.clone();
+    trace::on_run(&model, None);
+    let command = Command::Run { model: model.clone(), seq: NOW, command: RunCommand::Unload };
+    let key = Key::Unload { model: model.clone() };
+    let completion = Completion::Unload { model: model.clone() };
+    let id = app.futures().issue(Request { owner, key, meaning: 0, command, completion })?;
+    Ok(promise(id, Some(&model)))
+}
+
+enum Source {
+    Json(ForwardBackwardRequest),
+    Proto(proto::ForwardBackwardRequest),
+}
+
+async fn submit_data(app: &App, owner: OwnerId, source: Source) -> ApiResult<Promise> {
+    let (model_id, seq_id) = match &source {
+        Source::Json(r) => (r.model_id.clone(), r.seq_id),
+        Source::Proto(m) => (m.model_id.clone(), u64::try_from(m.seq_id).ok()),
+    };
+    let n = app.numbered(owner, &model_id, seq_id).await?;
+    let (model, max_datums) = (n.run.model.clone(), app.limits().max_datums);
+    // Megabytes of numbers: not on the threads that answer heartbeats.
+    let checked = tokio::task::spawn_blocking(move || check(source, &model, max_datums));
+    let checked = checked.await.map_err(|e| Error::server(format!("checking the request failed: {e}")))?;
+    let (data, loss, forward_only) = n.checked(app, checked)?;
+    let meaning = meaning::of_data(&data, &loss, forward_only);
+    n.issue(app, meaning, RunCommand::ForwardBackward { data, loss, forward_only }, Completion::ForwardBackward)
+}
+
+fn check(source: Source, model: &ModelInfo, max_datums: usize) -> Result<(Vec<Datum>, Loss, bool)> {
+    let (request, spanned) = match source {
+        Source::Json(r) => (r, Vec::new()),
+        Source::Proto(m) => {
+            let spanned = m.data.iter().map(|d| !d.model_input_spans.is_empty() && !d.loss_fn_input_spans.is_empty());
+            let spanned: Vec<bool> = spanned.collect();
+            (ForwardBackwardRequest::try_from(&m).map_err(|e| Error::user(e.to_string()))?, spanned)
+        }
+    };
+    let input = request.forward_backward_input;
+    let loss = validate::loss::parse(&input.loss_fn, &input.loss_fn_config)?;
+    let rules = validate::training::Rules { loss, model, max_datums };
+    let data = validate::training::data(input.data, &spanned, rules)?;
+    Ok((data, loss, request.forward_only))
+}

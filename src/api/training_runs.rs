@@ -1,0 +1,56 @@
+//! The list of runs and one run (protocol §6.2, §7.14).
+
+use axum::Json;
+use axum::extract::{Path, State};
+use tinderbox_client::types::checkpoints::{Cursor, RunsQuery, TrainingRun, TrainingRunsResponse};
+
+use crate::command::RunKind;
+use crate::error::Result;
+use crate::ids::{CheckpointKind, ModelId};
+use crate::store::runs::RunRow;
+
+use super::access::no_run;
+use super::auth::Owner;
+use super::checkpoints::wire_row;
+use super::create::{lora_rank, wire_name};
+use super::error::ApiResult;
+use super::query::{QueryOf, page};
+use super::state::App;
+
+pub async fn list(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    QueryOf(q): QueryOf<RunsQuery>,
+) -> ApiResult<Json<TrainingRunsResponse>> {
+    let (limit, offset) = page(q.limit, q.offset)?;
+    let page = app.store().runs(&owner, q.project_id.as_deref(), limit, offset).await?;
+    let mut training_runs = Vec::with_capacity(page.rows.len());
+    for row in page.rows {
+        training_runs.push(wire_run(&app, row).await?);
+    }
+    let cursor = Cursor { offset: q.offset, limit: q.limit, total_count: page.total as i64 };
+    Ok(Json(TrainingRunsResponse { training_runs, cursor }))
+}
+
+pub async fn get(State(app): State<App>, Owner(owner): Owner, Path(id): Path<String>) -> ApiResult<Json<TrainingRun>> {
+    let id = ModelId(id);
+    let row = app.store().run(&id).await?.filter(|r| r.owner == owner).ok_or_else(|| no_run(&id))?;
+    Ok(Json(wire_run(&app, row).await?))
+}
+
+async fn wire_run(app: &App, row: RunRow) -> Result<TrainingRun> {
+    let last = app.store().last_checkpoint(&row.id, CheckpointKind::Training).await?;
+    let last_sampler = app.store().last_checkpoint(&row.id, CheckpointKind::Sampler).await?;
+    Ok(TrainingRun {
+        training_run_id: row.id.0,
+        base_model: wire_name(&row.base_model, row.kind),
+        model_owner: row.owner.0,
+        is_lora: matches!(row.kind, RunKind::Lora(_)),
+        corrupted: row.corrupted,
+        lora_rank: lora_rank(row.kind),
+        last_request_time: row.last_request_at,
+        last_checkpoint: last.map(wire_row),
+        last_sampler_checkpoint: last_sampler.map(wire_row),
+        user_metadata: Some(row.user_metadata),
+    })
+}

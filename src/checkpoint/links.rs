@@ -1,0 +1,173 @@
+//! Download links that work without credentials (protocol §13.4): a token that names a checkpoint, expires and cannot
+//! be made up.
+
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use chrono::{DateTime, Utc};
+use hmac::{Hmac, Mac};
+use rand::TryRngCore;
+use sha2::Sha256;
+
+use crate::error::{Error, Result};
+use crate::ids::{CheckpointKind, CheckpointPath, ModelId, check_name};
+
+const KEY_FILE: &str = "links.key";
+const KEY_BYTES: usize = 32;
+
+/// Set before what is signed, so that this key never signs the same bytes for another purpose.
+const PURPOSE: &[u8] = b"tinderbox download link v1\0";
+
+/// Makes and checks tokens with the data directory's secret key.
+#[derive(Clone)]
+pub struct Links {
+    key: [u8; KEY_BYTES],
+}
+
+impl Links {
+    /// Reads the key of this data directory, or makes one that only this user can read.
+    pub fn open(data_dir: &Path) -> Result<Self> {
+        let path = data_dir.join(KEY_FILE);
+        let context = |e: std::io::Error| Error::server(format!("{}: {e}", path.display()));
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == ErrorKind::NotFound => make_key(data_dir, &path).map_err(context)?,
+            Err(e) => return Err(context(e)),
+        };
+        let key = bytes.try_into().map_err(|bytes: Vec<u8>| {
+            Error::server(format!(
+                "{}: {} bytes instead of {KEY_BYTES}; remove it, and links given so far end",
+                path.display(),
+                bytes.len()
+            ))
+        })?;
+        Ok(Self { key })
+    }
+
+    /// A path segment of a URL: `RUN~KIND~NAME~EXPIRES~SIGNATURE`, all from characters that need no escaping there.
+    pub fn token(&self, path: &CheckpointPath, expires: DateTime<Utc>) -> String {
+        let CheckpointPath { run, kind, name } = path;
+        let signed = format!("{run}~{}~{name}~{}", kind.segment(), expires.timestamp());
+        let signature = hex(&self.mac(&signed).finalize().into_bytes());
+        format!("{signed}~{signature}")
+    }
+
+    /// The checkpoint a token was made for; `None` when a byte was altered or its time is over.
+    pub fn verify(&self, token: &str, now: DateTime<Utc>) -> Option<CheckpointPath> {
+        let (signed, signature) = token.rsplit_once('~')?;
+        // Compares in constant time. Only what passes is looked into.
+        self.mac(signed).verify_slice(&unhex(signature)?).ok()?;
+        let [run, kind, name, expires] = signed.split('~').collect::<Vec<_>>().try_into().ok()?;
+        check_name(name).ok()?;
+        let path =
+            CheckpointPath { run: ModelId(run.into()), kind: CheckpointKind::from_segment(kind)?, name: name.into() };
+        (now.timestamp() < expires.parse().ok()?).then_some(path)
+    }
+
+    fn mac(&self, signed: &str) -> Hmac<Sha256> {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes keys of any length");
+        mac.chain_update(PURPOSE).chain_update(signed)
+    }
+}
+
+/// Written under another name first, so that a killed process leaves no half of a key.
+fn make_key(data_dir: &Path, path: &Path) -> std::io::Result<Vec<u8>> {
+    fs::create_dir_all(data_dir)?;
+    let mut key = vec![0; KEY_BYTES];
+    rand::rngs::OsRng.try_fill_bytes(&mut key).map_err(std::io::Error::other)?;
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(&temporary)?;
+    file.write_all(&key)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    Ok(key)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Lower case only: each signature has one spelling.
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |b: u8| match b {
+        b'0'..=b'9' => Some(b - b'0'),
+        b'a'..=b'f' => Some(b - b'a' + 10),
+        _ => None,
+    };
+    text.as_bytes().chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(seconds, 0).unwrap()
+    }
+
+    fn path() -> CheckpointPath {
+        "tinker://11111111-2222-4333-8444-555555555555:train:0/external_weights/a.b_c-1".parse().unwrap()
+    }
+
+    fn links() -> Links {
+        Links { key: [7; KEY_BYTES] }
+    }
+
+    #[test]
+    fn a_token_names_its_checkpoint_until_it_expires() {
+        let token = links().token(&path(), at(1000));
+        assert_eq!(links().verify(&token, at(999)), Some(path()));
+        assert_eq!(links().verify(&token, at(1000)), None);
+        assert!(token.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:".contains(&b)), "{token}");
+    }
+
+    #[test]
+    fn the_signature_is_hmac_sha256() {
+        let token = links().token(&"tinker://r/weights/n".parse().unwrap(), at(1000));
+        assert_eq!(token, "r~weights~n~1000~e1d19763b73f54ed7c87f4f0b34da4c7679527d18f07bc8d9c614d4b29384264");
+    }
+
+    #[test]
+    fn any_altered_byte_fails() {
+        let token = links().token(&path(), at(1000));
+        for i in 0..token.len() {
+            for other in [b'0', b'a', b'A', b'~', b'9'] {
+                let mut altered = token.clone().into_bytes();
+                if altered[i] != other {
+                    altered[i] = other;
+                    assert_eq!(links().verify(&String::from_utf8(altered).unwrap(), at(0)), None, "byte {i}");
+                }
+            }
+        }
+        for cut in 0..token.len() {
+            assert_eq!(links().verify(&token[..cut], at(0)), None);
+        }
+        assert_eq!(links().verify(&format!("{token}0"), at(0)), None);
+        assert_eq!(links().verify(&token.replace("~1000~", "~9000~"), at(0)), None);
+        assert_eq!(Links { key: [8; KEY_BYTES] }.verify(&token, at(0)), None);
+    }
+
+    #[test]
+    fn the_key_survives_a_restart_and_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("new");
+        let token = Links::open(&data).unwrap().token(&path(), at(1000));
+        assert_eq!(Links::open(&data).unwrap().verify(&token, at(0)), Some(path()));
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            assert_eq!(fs::metadata(data.join(KEY_FILE)).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        let names: Vec<_> = fs::read_dir(&data).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, [KEY_FILE]);
+        let other = tempfile::tempdir().unwrap();
+        assert_eq!(Links::open(other.path()).unwrap().verify(&token, at(0)), None);
+        fs::write(data.join(KEY_FILE), b"short").unwrap();
+        assert!(Links::open(&data).err().unwrap().message.contains("5 bytes instead of 32"));
+    }
+}

@@ -1,0 +1,143 @@
+//! What one request, one pass and the whole server may take. Each has a variable; the defaults suit one machine.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::env::Env;
+use crate::error::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// A JSON body, in bytes.
+    pub json_body_bytes: usize,
+    /// A protobuf body, in bytes, both as sent and unpacked.
+    pub proto_body_bytes: usize,
+    /// Datums of one `forward_backward` request.
+    pub max_datums: usize,
+    pub max_rank: usize,
+    pub max_num_samples: usize,
+    /// Results kept for fetching, all together.
+    pub result_bytes: usize,
+    pub result_retention: Duration,
+    /// How long `retrieve_future` waits for a result. Clients hang up after 45 s (protocol §10.2).
+    pub long_poll: Duration,
+    /// Tokens of one training pass.
+    pub pass_tokens: usize,
+    /// Sequences that decode together.
+    pub decode_sequences: usize,
+    /// Activations kept for the backward pass; beyond it they are computed again.
+    pub activation_bytes: u64,
+    pub kv_cache_bytes: u64,
+    /// Sampler snapshots and checkpoints held in memory; beyond it they are read from disk when asked for.
+    pub snapshot_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::from_env(&Env::empty()).expect("every default lies in its own range")
+    }
+}
+
+impl Limits {
+    /// Errors are the user's and name variable, value and range.
+    pub fn from_env(env: &Env) -> Result<Self> {
+        let size = |name, default| bytes(env, name, default);
+        Ok(Self {
+            json_body_bytes: size("TINDERBOX_MAX_JSON_BODY", 64 * MIB)? as usize,
+            proto_body_bytes: size("TINDERBOX_MAX_PROTO_BODY", 256 * MIB)? as usize,
+            max_datums: count(env, "TINDERBOX_MAX_DATUMS", 65_536, 1..=1 << 24)?,
+            max_rank: count(env, "TINDERBOX_MAX_RANK", 4096, 1..=1 << 20)?,
+            max_num_samples: count(env, "TINDERBOX_MAX_NUM_SAMPLES", 4096, 1..=1 << 20)?,
+            result_bytes: size("TINDERBOX_RESULT_BYTES", GIB)? as usize,
+            result_retention: seconds(env, "TINDERBOX_RESULT_RETENTION_SECONDS", 24 * 3600, 60..=31_536_000)?,
+            long_poll: seconds(env, "TINDERBOX_LONG_POLL_SECONDS", 30, 1..=35)?,
+            pass_tokens: count(env, "TINDERBOX_PASS_TOKENS", 2048, 64..=1 << 24)?,
+            decode_sequences: count(env, "TINDERBOX_DECODE_SEQUENCES", 64, 1..=65_536)?,
+            activation_bytes: size("TINDERBOX_ACTIVATION_BYTES", 2 * GIB)?,
+            kv_cache_bytes: size("TINDERBOX_KV_CACHE_BYTES", 2 * GIB)?,
+            snapshot_bytes: size("TINDERBOX_SNAPSHOT_BYTES", GIB)?,
+        })
+    }
+}
+
+fn count(env: &Env, name: &'static str, default: usize, range: RangeInclusive<usize>) -> Result<usize> {
+    ranged(name, env.parse(name)?.unwrap_or(default), range)
+}
+
+fn seconds(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<Duration> {
+    ranged(name, env.parse(name)?.unwrap_or(default), range).map(Duration::from_secs)
+}
+
+/// At least 1 MiB: a limit below it would refuse ordinary requests.
+fn bytes(env: &Env, name: &'static str, default: u64) -> Result<u64> {
+    ranged(name, env.parse::<Bytes>(name)?.map_or(default, |b| b.0), MIB..=1 << 50)
+}
+
+fn ranged<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<T> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::user(format!("{name}={value}: must lie between {} and {}", range.start(), range.end())))
+}
+
+/// `123`, `64MiB` or `2GiB`.
+struct Bytes(u64);
+
+impl FromStr for Bytes {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        let (digits, unit) = [("KiB", 1 << 10), ("MiB", MIB), ("GiB", GIB)]
+            .into_iter()
+            .find_map(|(suffix, unit)| Some((s.strip_suffix(suffix)?.trim_end(), unit)))
+            .unwrap_or((s, 1));
+        let number = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+        number.map(Self).ok_or_else(|| Error::user("not a number of bytes; give it as 1048576, 64MiB or 2GiB"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(name: &str, value: &str) -> Result<Limits> {
+        Limits::from_env(&Env::for_testing(&[(name, value)]))
+    }
+
+    #[test]
+    fn variables_change_one_limit_each() {
+        let default = Limits::default();
+        assert_eq!(limits("TINDERBOX_MAX_RANK", "8").unwrap(), Limits { max_rank: 8, ..default.clone() });
+        assert_eq!(
+            limits("TINDERBOX_LONG_POLL_SECONDS", "5").unwrap(),
+            Limits { long_poll: Duration::from_secs(5), ..default.clone() }
+        );
+        for (value, bytes) in [("2097152", 2 * MIB), ("3MiB", 3 * MIB), ("5 GiB", 5 * GIB), ("2048KiB", 2 * MIB)] {
+            assert_eq!(
+                limits("TINDERBOX_KV_CACHE_BYTES", value).unwrap(),
+                Limits { kv_cache_bytes: bytes, ..default.clone() }
+            );
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_name_the_range() {
+        assert_eq!(
+            limits("TINDERBOX_LONG_POLL_SECONDS", "45").unwrap_err().message,
+            "TINDERBOX_LONG_POLL_SECONDS=45: must lie between 1 and 35"
+        );
+        for (name, value) in [
+            ("TINDERBOX_MAX_RANK", "0"),
+            ("TINDERBOX_MAX_RANK", "-1"),
+            ("TINDERBOX_MAX_JSON_BODY", "10KiB"),
+            ("TINDERBOX_MAX_JSON_BODY", "64MB"),
+            ("TINDERBOX_MAX_JSON_BODY", "99999999999GiB"),
+        ] {
+            assert!(limits(name, value).unwrap_err().message.contains(name), "{name}={value}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the server is told from outside: flags and environment, read once, a small struct per concern.
+
+pub mod auth;
+pub mod bind;
+pub mod device;
+pub mod env;
+pub mod hub;
+pub mod limits;
+pub mod models;
+pub mod serve;
+pub mod store;
+
+use std::path::Path;
+
+use crate::error::Result;
+
+use auth::Auth;
+use bind::Bind;
+use device::{Device, DeviceChoice, Dtype};
+use env::Env;
+use hub::Hub;
+use limits::Limits;
+use models::ModelArg;
+use serve::ServeArgs;
+use store::Store;
+
+/// Everything `tinderbox serve` needs to know. `Debug` shows neither keys nor passwords.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub models: Vec<ModelArg>,
+    pub bind: Bind,
+    pub store: Store,
+    pub device: Device,
+    pub auth: Auth,
+    pub hub: Hub,
+    pub limits: Limits,
+}
+
+impl Config {
+    /// A flag wins over its environment variable, that over the default.
+    ///
+    /// Errors are the user's and name the flag or variable, the value and what is accepted.
+    pub fn new(args: ServeArgs, env: &Env) -> Result<Self> {
+        let auth = Auth::new(args.api_key, env)?;
+        let bind = Bind::new(args.host, args.port, env)?;
+        bind.refuse_open_network(&auth)?;
+        Ok(Self {
+            models: models::from_args(args.model, env)?,
+            bind,
+            store: Store::new(args.data_dir, args.database_url, env)?,
+            device: Device::new(args.device, args.dtype, env)?,
+            auth,
+            hub: Hub::from_env(env),
+            limits: Limits::from_env(env)?,
+        })
+    }
+
+    /// No models, a free port on loopback, no keys, SQLite in `data_dir`, the CPU.
+    pub fn for_testing(data_dir: &Path) -> Self {
+        Self {
+            models: Vec::new(),
+            bind: Bind { host: "127.0.0.1".into(), port: 0 },
+            store: Store::in_dir(data_dir),
+            device: Device { choice: DeviceChoice::Flex, dtype: Dtype::F32 },
+            auth: Auth::default(),
+            hub: Hub { cache_dir: data_dir.join("hub"), offline: true },
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// The flag, or else the parsed environment variable.
+fn given<T>(flag: Option<T>, env: &Env, variable: &'static str) -> Result<Option<T>>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    match flag {
+        Some(value) => Ok(Some(value)),
+        None => env.parse(variable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model_dir() -> (tempfile::TempDir, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap().to_owned();
+        (dir, path)
+    }
+
+    #[test]
+    fn a_flag_wins_over_its_variable_and_that_over_the_default() {
+        let (_dir, path) = model_dir();
+        let env = Env::for_testing(&[
+            ("TINDERBOX_PORT", "9001"),
+            ("TINDERBOX_HOST", "localhost"),
+            ("TINDERBOX_DEVICE", "cuda:1"),
+            ("TINDERBOX_MODEL", &format!("a={path},b={path}")),
+            ("TINDERBOX_DATA_DIR", "/srv/tb"),
+        ]);
+        let config = Config::new(ServeArgs { port: Some(9002), ..ServeArgs::default() }, &env).unwrap();
+        assert_eq!(config.bind.address(), "localhost:9002");
+        assert_eq!(config.device.choice, DeviceChoice::Cuda(1));
+        assert_eq!(config.device.dtype, Dtype::F32);
+        assert_eq!(config.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(config.store.url, "sqlite:/srv/tb/tinderbox.db");
+    }
+
+    #[test]
+    fn listening_to_the_network_needs_keys() {
+        let (_dir, path) = model_dir();
+        let env = Env::for_testing(&[("HOME", "/home/u")]);
+        let args = |keys: &[&str]| ServeArgs {
+            model: vec![path.clone()],
+            host: Some("0.0.0.0".into()),
+            api_key: keys.iter().map(|k| k.to_string()).collect(),
+            ..ServeArgs::default()
+        };
+        assert!(Config::new(args(&[]), &env).unwrap_err().message.contains("--api-key"));
+        assert_eq!(Config::new(args(&["tml-a"]), &env).unwrap().bind.address(), "0.0.0.0:8000");
+    }
+
+    #[test]
+    fn debug_output_hides_secrets() {
+        let (_dir, path) = model_dir();
+        let env = Env::for_testing(&[("DATABASE_URL", "postgres://u:s3cret@db/x"), ("HOME", "/home/u")]);
+        let args = ServeArgs { model: vec![path], api_key: vec!["tml-s3cret".into()], ..ServeArgs::default() };
+        let text = format!("{args:?} {:?} {env:?}", Config::new(args.clone(), &env).unwrap());
+        assert!(!text.contains("s3cret"), "{text}");
+    }
+}

@@ -1,0 +1,80 @@
+//! The engine's door: submit commands from any thread, get each outcome through its reply.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use crate::command::{Command, Outcome};
+use crate::error::{Error, Result};
+use crate::ids::ModelId;
+
+/// Called exactly once, on the engine's thread (or a writer thread for saves); must not block.
+pub type Reply = Box<dyn FnOnce(Result<Outcome>) + Send>;
+
+/// A command on its way to the engine.
+pub struct Submission {
+    pub command: Command,
+    pub reply: Reply,
+}
+
+/// What arrives at the engine's thread.
+pub enum Message {
+    Submit(Submission),
+    /// This number of this run was refused at the door and will never come: do not wait for it.
+    Skip { model: ModelId, seq: u64 },
+    /// Finish what runs, fail what waits, end the thread.
+    Shutdown,
+}
+
+/// What clients may know about a served base model.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// Served name, without the `:full` suffix.
+    pub name: String,
+    /// The model's directory on this machine: also where its tokenizer lives.
+    pub dir: PathBuf,
+    /// `model_type` of config.json: llama, qwen2, qwen3.
+    pub arch: String,
+    pub vocab_size: usize,
+    pub max_context_length: usize,
+    pub eos_ids: Vec<u32>,
+}
+
+/// Cheap to clone; all clones speak to one engine.
+#[derive(Clone)]
+pub struct Handle {
+    tx: Sender<Message>,
+    models: Arc<Vec<ModelInfo>>,
+}
+
+impl Handle {
+    pub fn new(tx: Sender<Message>, models: Vec<ModelInfo>) -> Self {
+        Self { tx, models: Arc::new(models) }
+    }
+
+    /// The served base models, in the order of the command line.
+    pub fn models(&self) -> &[ModelInfo] {
+        &self.models
+    }
+
+    pub fn model(&self, name: &str) -> Option<&ModelInfo> {
+        self.models.iter().find(|m| m.name == name)
+    }
+
+    /// Never blocks. When the engine is gone the reply is called at once with a server error.
+    pub fn submit(&self, command: Command, reply: Reply) {
+        if let Err(e) = self.tx.send(Message::Submit(Submission { command, reply }))
+            && let Message::Submit(s) = e.0
+        {
+            (s.reply)(Err(Error::server("the engine has stopped")));
+        }
+    }
+
+    pub fn skip(&self, model: ModelId, seq: u64) {
+        let _ = self.tx.send(Message::Skip { model, seq });
+    }
+
+    pub fn shutdown(&self) {
+        let _ = self.tx.send(Message::Shutdown);
+    }
+}

@@ -1,0 +1,287 @@
+//! The engine's thread: takes messages, asks the scheduler what is next, does it, answers.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::command::{Command, Outcome, RunCommand, Save};
+use crate::config::limits::Limits;
+use crate::engine::handle::{Message, Reply, Submission};
+use crate::engine::models::{Models, lost};
+use crate::engine::sample::{Sampler, SamplerLimits};
+use crate::engine::train::{self, Request, Requests};
+use crate::engine::weights;
+use crate::error::{Error, Result};
+use crate::ids::ModelId;
+use crate::model::decoder::Budget;
+use crate::scheduler::{Job, Lane, Scheduler, Work};
+
+/// A number that means "at once, whatever waits": how the end of a session unloads its runs.
+pub const NOW: u64 = u64::MAX;
+/// How long a run waits for a number that never came before it goes on without it (protocol §11.2).
+const GAP_LIMIT: Duration = Duration::from_secs(600);
+/// How often gaps are looked at.
+const GAP_CHECK: Duration = Duration::from_secs(5);
+
+/// Messages, and what has been made of them.
+struct Inbox {
+    rx: Receiver<Message>,
+    scheduler: Scheduler,
+    requests: Requests,
+    /// Commands that are barriers of their run, by run and number.
+    barriers: HashMap<(ModelId, u64), (RunCommand, Reply)>,
+    stopping: bool,
+}
+
+pub struct Engine {
+    models: Models,
+    inbox: Inbox,
+    sampler: Sampler,
+    budget: Budget,
+    gaps: HashMap<ModelId, (u64, Instant)>,
+    last_gap_check: Instant,
+    /// Saves that are being written.
+    writers: Vec<JoinHandle<()>>,
+}
+
+impl Engine {
+    pub fn new(models: Models, rx: Receiver<Message>, limits: &Limits) -> Self {
+        let values = |bytes: u64| (bytes / 4) as usize;
+        let budget = Budget { activations: values(limits.activation_bytes), logits: values(limits.activation_bytes) / 4 };
+        let sampler = Sampler::new(SamplerLimits {
+            sequences: limits.decode_sequences,
+            prompt_tokens: limits.pass_tokens,
+            kv_values: values(limits.kv_cache_bytes),
+        });
+        let inbox = Inbox {
+            rx,
+            scheduler: Scheduler::new(limits.pass_tokens),
+            requests: HashMap::new(),
+            barriers: HashMap::new(),
+            stopping: false,
+        };
+        let last_gap_check = Instant::now();
+        Self { models, inbox, sampler, budget, gaps: HashMap::new(), last_gap_check, writers: Vec::new() }
+    }
+
+    /// Runs until told to stop, or until every handle is gone.
+    pub fn run(mut self) {
+        while !self.inbox.stopping {
+            if self.inbox.scheduler.is_idle() && self.sampler.is_idle() {
+                match self.inbox.rx.recv_timeout(GAP_CHECK) {
+                    Ok(m) => self.inbox.take(m, &mut self.models, &mut self.sampler),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+            }
+            self.inbox.drain(&mut self.models, &mut self.sampler);
+            self.close_gaps();
+            if let Some(work) = self.inbox.scheduler.next() {
+                self.perform(work);
+            }
+            if !self.sampler.is_idle() {
+                self.sampler.step(&self.models, &mut || {});
+            }
+        }
+        self.stop();
+    }
+
+    fn perform(&mut self, work: Work) {
+        match work {
+            Work::Barrier { model, seq } => {
+                if let Some((command, reply)) = self.inbox.barriers.remove(&(model.clone(), seq)) {
+                    self.barrier(&model, seq, command, reply);
+                }
+            }
+            Work::Pass(pass) => {
+                let mut requests = std::mem::take(&mut self.inbox.requests);
+                let (inbox, sampler) = (&mut self.inbox, &mut self.sampler);
+                let mut last = Instant::now();
+                let mut breathe = |models: &mut Models| {
+                    inbox.drain(models, sampler);
+                    // As long for sampling as the layer took, so that both get half of the device.
+                    let (share, start) = (last.elapsed(), Instant::now());
+                    while !sampler.is_idle() && start.elapsed() < share {
+                        sampler.step(models, &mut || {});
+                    }
+                    last = Instant::now();
+                };
+                train::run_pass(&mut self.models, &mut requests, pass, self.budget, &mut breathe);
+                // What arrived meanwhile went into the empty map.
+                requests.extend(self.inbox.requests.drain());
+                self.inbox.requests = requests;
+                self.inbox.fail_orphans();
+            }
+        }
+    }
+
+    fn barrier(&mut self, model: &ModelId, seq: u64, command: RunCommand, reply: Reply) {
+        let kernels = self.models.kernels;
+        let result = match command {
+            RunCommand::OptimStep(params) => match self.models.run_mut(model) {
+                Some(run) => train::optim_step(run, kernels, &params),
+                None => Err(lost(model)),
+            },
+            RunCommand::Save(Save::Snapshot { sampler }) => {
+                self.models.snapshot(model, &sampler).map(|()| Outcome::Saved { size_bytes: 0 })
+            }
+            RunCommand::Save(save) => return self.save(model, &save, reply),
+            RunCommand::Load(restore) => self.models.load_into(model, &restore).map(|()| Outcome::Loaded),
+            RunCommand::Unload => {
+                self.unload(model);
+                Ok(Outcome::Unloaded)
+            }
+            RunCommand::Create { .. } | RunCommand::ForwardBackward { .. } => {
+                Err(Error::server("not a barrier of a run"))
+            }
+        };
+        if let Err(e) = &result {
+            tracing::info!(run = %model, seq_id = seq, error = %e, "request failed");
+        }
+        reply(result);
+    }
+
+    /// Copies the weights now, and writes them while training goes on.
+    fn save(&mut self, model: &ModelId, save: &Save, reply: Reply) {
+        let Some(run) = self.models.run(model) else { return reply(Err(lost(model))) };
+        let write = weights::begin_save(run, save);
+        self.writers.retain(|w| !w.is_finished());
+        self.writers.push(std::thread::spawn(move || {
+            reply(write().map(|size_bytes| Outcome::Saved { size_bytes }));
+        }));
+    }
+
+    fn unload(&mut self, model: &ModelId) {
+        self.models.unload(model);
+        self.inbox.forget(model);
+    }
+
+    /// Skips numbers that runs have waited for too long.
+    fn close_gaps(&mut self) {
+        if self.last_gap_check.elapsed() < GAP_CHECK {
+            return;
+        }
+        self.last_gap_check = Instant::now();
+        let open: HashMap<ModelId, u64> = self.inbox.scheduler.gaps().into_iter().collect();
+        self.gaps.retain(|model, (seq, _)| open.get(model) == Some(seq));
+        for (model, seq) in open {
+            let (_, since) = self.gaps.entry(model.clone()).or_insert_with(|| (seq, Instant::now()));
+            if since.elapsed() > GAP_LIMIT {
+                tracing::warn!(run = %model, seq_id = seq, "this number never came; the run goes on without it");
+                self.inbox.scheduler.skip(&model, seq);
+            }
+        }
+    }
+
+    fn stop(mut self) {
+        let error = Error::server("the server is shutting down");
+        self.sampler.fail_all(&error);
+        self.inbox.fail_all(&error);
+        for w in self.writers {
+            let _ = w.join();
+        }
+    }
+}
+
+impl Inbox {
+    /// Takes what has arrived, without waiting.
+    fn drain(&mut self, models: &mut Models, sampler: &mut Sampler) {
+        while let Ok(m) = self.rx.try_recv() {
+            self.take(m, models, sampler);
+        }
+    }
+
+    fn take(&mut self, message: Message, models: &mut Models, sampler: &mut Sampler) {
+        match message {
+            Message::Shutdown => self.stopping = true,
+            Message::Skip { model, seq } => self.scheduler.skip(&model, seq),
+            Message::Submit(Submission { command: Command::Sample(request), reply }) => {
+                sampler.submit(models, request, reply);
+            }
+            Message::Submit(Submission { command: Command::Run { model, seq, command }, reply }) => {
+                self.run_command(model, seq, command, reply, models);
+            }
+        }
+    }
+
+    fn run_command(&mut self, model: ModelId, seq: u64, command: RunCommand, reply: Reply, models: &mut Models) {
+        if let RunCommand::Create { base, kind, restore } = &command {
+            let created = if self.scheduler.is_open(&model) {
+                Err(Error::user(format!("run {model} exists already")))
+            } else {
+                models.create(&model, base, *kind, restore.as_ref())
+            };
+            if created.is_ok() {
+                self.scheduler.open(model, 1);
+            }
+            return reply(created.map(|()| Outcome::Created));
+        }
+        if seq == NOW {
+            models.unload(&model);
+            if let Some((session, _)) = model.0.split_once(":train:") {
+                models.drop_snapshots(session);
+            }
+            self.forget(&model);
+            return reply(Ok(Outcome::Unloaded));
+        }
+        if let Err(e) = self.queue(&model, seq, &command, models) {
+            return reply(Err(e));
+        }
+        let key = (model, seq);
+        match command {
+            RunCommand::ForwardBackward { data, loss, forward_only } => {
+                self.requests.insert(key, Request::new(data, loss, forward_only, reply));
+            }
+            command => {
+                self.barriers.insert(key, (command, reply));
+            }
+        }
+    }
+
+    fn queue(&mut self, model: &ModelId, seq: u64, command: &RunCommand, models: &Models) -> Result<()> {
+        let run = models.run(model).ok_or_else(|| lost(model))?;
+        let job = match command {
+            RunCommand::ForwardBackward { data, forward_only, .. } => Job::Data {
+                lane: Lane { weights: run.lane, forward_only: *forward_only },
+                tokens: data.iter().map(|d| d.tokens.len()).collect(),
+            },
+            _ => Job::Barrier,
+        };
+        if self.scheduler.push(model, seq, job) {
+            return Ok(());
+        }
+        Err(Error::user(format!("seq_id {seq} of run {model} was used already")))
+    }
+
+    /// Fails what waits of a run that ended.
+    fn forget(&mut self, model: &ModelId) {
+        for seq in self.scheduler.close(model) {
+            let key = (model.clone(), seq);
+            if let Some(r) = self.requests.remove(&key) {
+                (r.reply)(Err(lost(model)));
+            }
+            if let Some((_, reply)) = self.barriers.remove(&key) {
+                reply(Err(lost(model)));
+            }
+        }
+    }
+
+    /// Fails requests whose run ended while a pass worked on them.
+    fn fail_orphans(&mut self) {
+        let scheduler = &self.scheduler;
+        for ((model, _), r) in self.requests.extract_if(|(model, _), _| !scheduler.is_open(model)) {
+            (r.reply)(Err(lost(&model)));
+        }
+    }
+
+    fn fail_all(&mut self, error: &Error) {
+        self.requests.drain().for_each(|(_, r)| (r.reply)(Err(error.clone())));
+        self.barriers.drain().for_each(|(_, (_, reply))| reply(Err(error.clone())));
+        while let Ok(m) = self.rx.try_recv() {
+            if let Message::Submit(s) = m {
+                (s.reply)(Err(error.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Training: forward and backward passes over packed datums, gradient accumulation, the optimiser step.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::command::{AdamParams, Datum, DatumOutput, Loss, Outcome};
+use crate::engine::handle::Reply;
+use crate::engine::models::{Base, Models, Run, Trained, lost};
+use crate::error::{Error, Result};
+use crate::ids::ModelId;
+use crate::kernels::{AdamStep, Kernels, Mat, Pass, upload};
+use crate::loss::{self, DatumLoss};
+use crate::model::batch::Batch;
+use crate::model::decoder::Budget;
+use crate::model::grads::Grads;
+use crate::model::head::PassTargets;
+use crate::model::layer::Context;
+use crate::model::weights::BaseWeights;
+use crate::scheduler;
+
+/// A `forward_backward` request that is being worked on.
+pub struct Request {
+    pub data: Vec<Datum>,
+    pub loss: Loss,
+    pub forward_only: bool,
+    pub reply: Reply,
+    outputs: Vec<DatumOutput>,
+    losses: Vec<DatumLoss>,
+    /// Its own sums, so that a request that fails leaves nothing behind.
+    grads: Grads,
+    failed: Option<Error>,
+}
+
+impl Request {
+    pub fn new(data: Vec<Datum>, loss: Loss, forward_only: bool, reply: Reply) -> Self {
+        let (outputs, losses) = (Vec::with_capacity(data.len()), Vec::with_capacity(data.len()));
+        Self { data, loss, forward_only, reply, outputs, losses, grads: Grads::default(), failed: None }
+    }
+}
+
+/// Requests in the queue, by run and number.
+pub type Requests = HashMap<(ModelId, u64), Request>;
+
+/// One request's part of a pass, with the weights it runs over.
+struct Part {
+    key: (ModelId, u64),
+    datums: std::ops::Range<usize>,
+    trained: Trained,
+}
+
+/// Runs a pass; answers the requests it completes. A panic fails only the requests that fail again alone.
+pub fn run_pass(
+    models: &mut Models,
+    requests: &mut Requests,
+    pass: scheduler::Pass,
+    budget: Budget,
+    breathe: &mut dyn FnMut(&mut Models),
+) {
+    let mut parts = Vec::new();
+    let mut surroundings = None;
+    for item in pass.items {
+        let key = (item.model, item.seq);
+        let Some(run) = models.run(&key.0) else { continue };
+        surroundings.get_or_insert_with(|| (run.base.clone(), run.weights().clone()));
+        let trained = run.trained.clone();
+        let all = trained.mats().len();
+        // A request that failed in an earlier pass was answered and is gone.
+        let Some(request) = requests.get_mut(&key) else { continue };
+        if request.grads.mats().is_empty() {
+            request.grads = Grads::new(all);
+        }
+        parts.push(Part { key, datums: item.datums, trained });
+    }
+    let Some((base, weights)) = surroundings else { return };
+    let forward_only = pass.lane.forward_only;
+    let mut work = Work { base, weights, kernels: models.kernels, budget, forward_only };
+    let keys: Vec<_> = parts.iter().map(|p| p.key.clone()).collect();
+    let mut breath = || breathe(models);
+    if catch_unwind(AssertUnwindSafe(|| work.run(&parts, requests, &mut breath))).is_err() {
+        for part in parts {
+            let key = part.key.clone();
+            let one = std::slice::from_ref(&part);
+            if catch_unwind(AssertUnwindSafe(|| work.run(one, requests, &mut breath))).is_err()
+                && let Some(r) = requests.get_mut(&key)
+            {
+                tracing::error!(run = %key.0, seq_id = key.1, "a pass panicked");
+                r.failed = Some(Error::server("an internal error ended this request; the run is unchanged"));
+            }
+        }
+    }
+    drop(work);
+    for key in keys {
+        complete(models, requests, &key);
+    }
+}
+
+/// Answers a request whose datums are all done, and adds its gradients to its run's.
+fn complete(models: &mut Models, requests: &mut Requests, key: &(ModelId, u64)) {
+    let Some(request) = requests.get(key) else { return };
+    if request.failed.is_none() && request.outputs.len() < request.data.len() {
+        return;
+    }
+    let request = requests.remove(key).expect("just seen");
+    let result = match (request.failed, models.run_mut(&key.0)) {
+        (Some(e), _) => Err(e),
+        (None, None) => Err(lost(&key.0)),
+        (None, Some(run)) => {
+            if !request.forward_only {
+                run.grads.merge(crate::kernels::for_device(&run.trained.mats()[0].device()), request.grads);
+            }
+            Ok(Outcome::ForwardBackward { outputs: request.outputs, metrics: loss::combine(&request.losses) })
+        }
+    };
+    (request.reply)(result);
+}
+
+/// What every attempt at a pass shares.
+struct Work {
+    base: Arc<Base>,
+    weights: BaseWeights,
+    kernels: &'static dyn Kernels,
+    budget: Budget,
+    forward_only: bool,
+}
+
+impl Work {
+    /// Forward, loss, backward. Changes the requests only once everything is computed.
+    fn run(&mut self, parts: &[Part], requests: &mut Requests, breathe: &mut dyn FnMut()) {
+        if parts.is_empty() {
+            return;
+        }
+        let groups = parts.iter().map(|p| {
+            let lora = if let Trained::Lora(a) = &p.trained { Some(a) } else { None };
+            let seqs: Vec<Vec<u32>> = requests[&p.key].data[p.datums.clone()].iter().map(|d| d.tokens.clone()).collect();
+            (lora, seqs)
+        });
+        let batch = Batch::pack(groups.collect());
+        let full = matches!(parts[0].trained, Trained::Full(_));
+        let targets = targets(parts, requests);
+        let context = Context {
+            kernels: self.kernels,
+            weights: &self.weights,
+            rope: &self.base.rope,
+            pass: Pass::Train,
+            batch: &batch,
+        };
+        if self.forward_only {
+            let logprobs = context.logprobs_only(&targets, breathe);
+            evaluate(parts, requests, &logprobs);
+            return;
+        }
+        // A request's sums go on from where its earlier passes left them, datum by datum. The old values stay with the
+        // request until the pass is through, in case it has to be repeated.
+        let mut grads: Vec<Grads> = parts.iter().map(|p| requests[&p.key].grads.clone()).collect();
+        let forward = context.forward_all(&targets, self.budget, breathe);
+        let (d_logprobs, results) = losses(parts, requests, &forward.logprobs);
+        context.backward_all(&targets, forward, &d_logprobs, &mut grads, full, breathe);
+        for ((part, grads), result) in parts.iter().zip(grads).zip(results) {
+            let request = requests.get_mut(&part.key).expect("its datums were just used");
+            request.grads = grads;
+            record(request, result);
+        }
+    }
+}
+
+/// All targets of a pass, in its order.
+fn targets(parts: &[Part], requests: &Requests) -> PassTargets {
+    let (mut offsets, mut ids) = (vec![0], Vec::new());
+    for p in parts {
+        for d in &requests[&p.key].data[p.datums.clone()] {
+            for row in d.targets.chunks(d.k) {
+                ids.extend_from_slice(row);
+                offsets.push(ids.len());
+            }
+        }
+    }
+    PassTargets { offsets, ids }
+}
+
+type PartLoss = Result<Vec<(DatumOutput, DatumLoss)>>;
+
+/// Each part's losses, and the derivative of all logprobs: zero where a loss failed.
+fn losses(parts: &[Part], requests: &Requests, logprobs: &[f32]) -> (Vec<f32>, Vec<PartLoss>) {
+    let mut d_logprobs = vec![0.0; logprobs.len()];
+    let mut at = 0;
+    let mut results = Vec::with_capacity(parts.len());
+    for p in parts {
+        let request = &requests[&p.key];
+        let mut part = Vec::with_capacity(p.datums.len());
+        let mut failed = None;
+        for (i, d) in p.datums.clone().zip(&request.data[p.datums.clone()]) {
+            let lp = &logprobs[at..at + d.targets.len()];
+            match datum_loss(&request.loss, d, lp) {
+                Ok(result) => {
+                    d_logprobs[at..at + lp.len()].copy_from_slice(&result.1.d_logprobs);
+                    part.push(result);
+                }
+                Err(e) => failed = failed.or(Some(e.context(format!("datum {i}")))),
+            }
+            at += lp.len();
+        }
+        results.push(failed.map_or(Ok(part), Err));
+    }
+    (d_logprobs, results)
+}
+
+fn datum_loss(loss: &Loss, d: &Datum, logprobs: &[f32]) -> Result<(DatumOutput, DatumLoss)> {
+    if let Some(i) = logprobs.iter().position(|x| x.is_nan()) {
+        return Err(Error::user(format!(
+            "the logprob at position {} is not a number: the run's weights have diverged; load an earlier checkpoint",
+            i / d.k
+        )));
+    }
+    let result = loss::evaluate(loss, d, logprobs)?;
+    let output = DatumOutput { logprobs: logprobs.to_vec(), k: d.k, two_dimensional: d.two_dimensional };
+    Ok((output, result))
+}
+
+fn evaluate(parts: &[Part], requests: &mut Requests, logprobs: &[f32]) {
+    let (_, results) = losses(parts, requests, logprobs);
+    for (part, result) in parts.iter().zip(results) {
+        record(requests.get_mut(&part.key).expect("its datums were just used"), result);
+    }
+}
+
+fn record(request: &mut Request, result: PartLoss) {
+    match result {
+        Ok(part) => {
+            for (output, loss) in part {
+                request.outputs.push(output);
+                request.losses.push(loss);
+            }
+        }
+        Err(e) => request.failed = Some(e),
+    }
+}
+
+/// AdamW over a run's accumulated gradient, which it uses up (protocol §14.4).
+///
+/// # Errors
+/// When the gradient is not finite: it is dropped, and the weights stay as they were.
+pub fn optim_step(run: &mut Run, kernels: &dyn Kernels, p: &AdamParams) -> Result<Outcome> {
+    let count = run.trained.mats().len();
+    let grads = std::mem::replace(&mut run.grads, Grads::new(count));
+    let squares: f64 = grads.mats().iter().flatten().map(|g| kernels.sum_of_squares(g)).sum();
+    let norm = squares.sqrt();
+    if !norm.is_finite() {
+        return Err(Error::user(
+            "the accumulated gradient is not finite, so no step was taken and it was dropped; the weights are unchanged",
+        ));
+    }
+    let moments = &mut run.moments;
+    let moving = moments.step > 0 || !grads.is_empty();
+    moments.step += 1;
+    let clipped = p.grad_clip_norm > 0.0 && norm > p.grad_clip_norm;
+    let step = AdamStep {
+        learning_rate: p.learning_rate,
+        beta1: p.beta1,
+        beta2: p.beta2,
+        eps: p.eps,
+        weight_decay: p.weight_decay,
+        correction1: 1.0 - p.beta1.powf(moments.step as f64),
+        correction2: 1.0 - p.beta2.powf(moments.step as f64),
+        grad_scale: if clipped { p.grad_clip_norm / norm } else { 1.0 },
+    };
+    if moving || p.weight_decay != 0.0 {
+        apply(run, kernels, &grads, &step);
+    }
+    let metrics = [("grad_norm", norm), ("learning_rate", p.learning_rate), ("step", run.moments.step as f64)];
+    Ok(Outcome::OptimStep { metrics: metrics.map(|(name, value)| (name.to_string(), value)).into() })
+}
+
+fn apply(run: &mut Run, kernels: &dyn Kernels, grads: &Grads, step: &AdamStep) {
+    let zeros = |m: &Mat| upload(vec![0.0; m.dims()[0] * m.dims()[1]], m.dims(), &m.device());
+    let blank = |moments: Vec<Mat>, params: &[Mat]| {
+        if moments.is_empty() { params.iter().map(zeros).collect() } else { moments }
+    };
+    // Taken out whole, so that matrices nobody else holds are changed where they lie.
+    let params = std::mem::take(run.trained.mats_mut());
+    let m = blank(std::mem::take(&mut run.moments.m), &params);
+    let v = blank(std::mem::take(&mut run.moments.v), &params);
+    for (((param, grad), m), v) in params.into_iter().zip(grads.mats()).zip(m).zip(v) {
+        let grad = grad.clone().unwrap_or_else(|| zeros(&param));
+        let (param, m, v) = kernels.adamw(param, &grad, m, v, step);
+        run.trained.mats_mut().push(param);
+        run.moments.m.push(m);
+        run.moments.v.push(v);
+    }
+}

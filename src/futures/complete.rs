@@ -1,0 +1,268 @@
+//! From the engine's outcome to a settled promise; rows are written before anybody can see the result.
+
+use std::path::Path;
+
+use chrono::{TimeDelta, Utc};
+
+use crate::command::{Outcome, TargetLayout};
+use crate::error::{Error, Result};
+use crate::ids::{CheckpointPath, ModelId, RequestId};
+use crate::store::Store;
+use crate::store::checkpoints::CheckpointRow;
+use crate::store::runs::RunRow;
+use crate::store::samplers::SamplerRow;
+
+use super::Futures;
+use super::state::Answer;
+
+/// What remains to be done when the engine has answered.
+pub enum Completion {
+    /// List the new run; `path` is the checkpoint it was created from.
+    Create {
+        row: RunRow,
+        path: Option<CheckpointPath>,
+    },
+    ForwardBackward,
+    OptimStep,
+    /// List the new checkpoint; its time, size and expiry are filled in.
+    Save {
+        row: CheckpointRow,
+        ttl: Option<TimeDelta>,
+        overwrite: bool,
+    },
+    /// List the sampler of a snapshot.
+    Snapshot(SamplerRow),
+    Load {
+        model: ModelId,
+        path: CheckpointPath,
+    },
+    Unload {
+        model: ModelId,
+    },
+    Sample {
+        targets: Option<TargetLayout>,
+    },
+}
+
+/// Holds a promise until its outcome is known. If it is dropped before, the promise fails instead of staying
+/// pending for ever.
+pub(super) struct Guard {
+    futures: Futures,
+    id: RequestId,
+    completion: Option<Completion>,
+    settled: bool,
+}
+
+impl Guard {
+    pub(super) fn new(futures: Futures, id: RequestId, completion: Completion) -> Self {
+        Self { futures, id, completion: Some(completion), settled: false }
+    }
+
+    /// Called on the engine's thread: never blocks. What needs the store goes on in the runtime.
+    pub(super) fn reply(mut self, outcome: Result<Outcome>) {
+        let Some(completion) = self.completion.take() else { return };
+        match (completion, outcome) {
+            (_, Err(e)) => self.settle(Err(e)),
+            (completion, Ok(outcome)) if completion.needs_store() => {
+                let runtime = self.futures.runtime.clone();
+                runtime.spawn(async move {
+                    let result = completion.record(outcome, &self.futures).await;
+                    self.settle(result);
+                });
+            }
+            (completion, Ok(outcome)) => self.settle(completion.answer(outcome)),
+        }
+    }
+
+    fn settle(mut self, result: Result<Answer>) {
+        self.settled = true;
+        self.futures.settle(&self.id, result);
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !self.settled {
+            let error = Error::server("the request was dropped without an answer: the engine failed or is stopping");
+            self.futures.settle(&self.id, Err(error));
+        }
+    }
+}
+
+impl Completion {
+    fn needs_store(&self) -> bool {
+        matches!(self, Self::Create { .. } | Self::Save { .. } | Self::Snapshot(_))
+    }
+
+    /// The answer of a request that leaves nothing in the store.
+    fn answer(self, outcome: Outcome) -> Result<Answer> {
+        match (self, outcome) {
+            (Self::ForwardBackward, Outcome::ForwardBackward { outputs, metrics }) => {
+                Ok(Answer::ForwardBackward { outputs, metrics })
+            }
+            (Self::OptimStep, Outcome::OptimStep { metrics }) => Ok(Answer::OptimStep { metrics }),
+            (Self::Load { model, path }, Outcome::Loaded) => Ok(Answer::Loaded { model, path }),
+            (Self::Unload { model }, Outcome::Unloaded) => Ok(Answer::Unloaded { model }),
+            (Self::Sample { targets }, Outcome::Sampled(output)) => Ok(Answer::Sampled { output, targets }),
+            (_, outcome) => Err(mismatch(&outcome)),
+        }
+    }
+
+    async fn record(self, outcome: Outcome, futures: &Futures) -> Result<Answer> {
+        let store = &futures.store;
+        match (self, outcome) {
+            (Self::Create { row, path }, Outcome::Created) => {
+                store.insert_run(&row).await?;
+                let model = row.id;
+                Ok(match path {
+                    Some(path) => Answer::Loaded { model, path },
+                    None => Answer::Created { model },
+                })
+            }
+            (Self::Save { mut row, ttl, overwrite }, Outcome::Saved { size_bytes }) => {
+                row.size_bytes = size_bytes;
+                row.created_at = Utc::now();
+                row.expires_at = ttl.map(|ttl| row.created_at + ttl);
+                let path = row.path.clone();
+                let _one_at_a_time = futures.naming.lock().await;
+                if let Err(e) = list(store, &row, overwrite).await {
+                    remove(&row.dir).await;
+                    return Err(e);
+                }
+                Ok(Answer::Saved { path, size_bytes })
+            }
+            (Self::Snapshot(row), Outcome::Saved { .. }) => {
+                store.insert_sampler(&row).await?;
+                Ok(Answer::Snapshot { sampler: row.id })
+            }
+            (_, outcome) => Err(mismatch(&outcome)),
+        }
+    }
+}
+
+/// Make the checkpoint visible. The directory it replaces is deleted last.
+async fn list(store: &Store, row: &CheckpointRow, overwrite: bool) -> Result<()> {
+    if !overwrite && store.checkpoint(&row.path).await?.is_some() {
+        return Err(Error::user(format!("{} exists; save with overwrite=true or under another name", row.path)));
+    }
+    if let Some(old) = store.put_checkpoint(row).await?
+        && old != row.dir
+    {
+        remove(&old).await;
+    }
+    Ok(())
+}
+
+/// Best effort: a directory that stays costs disk, not correctness.
+async fn remove(dir: &Path) {
+    if let Err(e) = tokio::fs::remove_dir_all(dir).await
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
+    }
+}
+
+fn mismatch(outcome: &Outcome) -> Error {
+    let name = match outcome {
+        Outcome::Created => "Created",
+        Outcome::ForwardBackward { .. } => "ForwardBackward",
+        Outcome::OptimStep { .. } => "OptimStep",
+        Outcome::Saved { .. } => "Saved",
+        Outcome::Loaded => "Loaded",
+        Outcome::Unloaded => "Unloaded",
+        Outcome::Sampled(_) => "Sampled",
+    };
+    Error::server(format!("the engine answered {name}, which does not fit the request"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::command::{Command, RunCommand, RunKind, Save};
+    use crate::error::Category;
+    use crate::futures::issue::{Key, Request};
+    use crate::futures::retrieve::Poll;
+    use crate::futures::testing::{Rig, owner, run, step};
+    use crate::ids::CheckpointKind;
+    use crate::store::Metadata;
+
+    async fn outcome(rig: &Rig, id: &RequestId) -> Result<Answer> {
+        match rig.futures.retrieve(id, &owner(), Duration::from_secs(5)).await {
+            Poll::Done(answer) => Ok((*answer).clone()),
+            Poll::Failed(e) => Err(e),
+            Poll::Pending | Poll::Unknown => panic!("the promise is not settled"),
+        }
+    }
+
+    fn save(rig: &Rig, seq: u64, overwrite: bool) -> (Request, std::path::PathBuf) {
+        let dir = rig.dir.path().join(format!("save-{seq}"));
+        std::fs::create_dir(&dir).unwrap();
+        let path = CheckpointPath { run: run(), kind: CheckpointKind::Training, name: "a".into() };
+        let row = CheckpointRow {
+            path,
+            owner: owner(),
+            base_model: "m".into(),
+            kind: RunKind::Full,
+            dir: dir.clone(),
+            size_bytes: 0,
+            created_at: Utc::now(),
+            expires_at: None,
+            public: false,
+            user_metadata: Metadata::new(),
+        };
+        let command = RunCommand::Save(Save::Training { dir: dir.clone() });
+        let request = Request {
+            owner: owner(),
+            key: Key::Run { model: run(), seq },
+            meaning: seq,
+            command: Command::Run { model: run(), seq, command },
+            completion: Completion::Save { row, ttl: Some(TimeDelta::hours(1)), overwrite },
+        };
+        (request, dir)
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_is_listed_when_its_promise_resolves() {
+        let rig = Rig::new().await;
+        let (request, _) = save(&rig, 1, false);
+        let path = CheckpointPath { run: run(), kind: CheckpointKind::Training, name: "a".into() };
+        let id = rig.futures.issue(request).unwrap();
+        assert!(rig.store.checkpoint(&path).await.unwrap().is_none());
+        rig.answer(Ok(Outcome::Saved { size_bytes: 9 }));
+        assert_eq!(outcome(&rig, &id).await.unwrap(), Answer::Saved { path: path.clone(), size_bytes: 9 });
+        let row = rig.store.checkpoint(&path).await.unwrap().unwrap();
+        assert_eq!(row.size_bytes, 9);
+        assert!(row.expires_at.unwrap() > Utc::now() + TimeDelta::minutes(59));
+    }
+
+    #[tokio::test]
+    async fn a_taken_name_fails_and_overwriting_removes_the_old_directory() {
+        let rig = Rig::new().await;
+        let (first, first_dir) = save(&rig, 1, false);
+        let (second, second_dir) = save(&rig, 2, false);
+        let (third, third_dir) = save(&rig, 3, true);
+        let ids: Vec<RequestId> = [first, second, third].into_iter().map(|r| rig.futures.issue(r).unwrap()).collect();
+        for id in &ids {
+            rig.answer(Ok(Outcome::Saved { size_bytes: 1 }));
+            let taken = outcome(&rig, id).await.err();
+            assert_eq!(taken.map(|e| e.category), (*id == ids[1]).then_some(Category::User));
+        }
+        assert_eq!((first_dir.exists(), second_dir.exists(), third_dir.exists()), (false, false, true));
+    }
+
+    #[tokio::test]
+    async fn a_dropped_or_misfitting_reply_fails_the_promise() {
+        let rig = Rig::new().await;
+        let dropped = rig.futures.issue(step(1, 7)).unwrap();
+        rig.drop_reply();
+        assert_eq!(outcome(&rig, &dropped).await.unwrap_err().category, Category::Server);
+        let misfit = rig.futures.issue(step(2, 7)).unwrap();
+        rig.answer(Ok(Outcome::Loaded));
+        assert!(outcome(&rig, &misfit).await.unwrap_err().message.contains("Loaded"));
+        let failed = rig.futures.issue(step(3, 7)).unwrap();
+        rig.answer(Err(Error::user("wrong")));
+        assert_eq!(outcome(&rig, &failed).await.unwrap_err().message, "wrong");
+    }
+}

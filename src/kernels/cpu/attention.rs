@@ -1,0 +1,199 @@
+//! Causal grouped-query attention over packed sequences, forward and backward, and over cached keys and values.
+//!
+//! As in FlashAttention (Dao et al. 2022) the probabilities are recomputed from the log-sum-exp, block by block of
+//! queries, so nothing of size T × T is kept. A sequence's result depends on that sequence alone.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::flex::buffer;
+use super::gemm::{Gemm, View};
+use super::rows::{attention_grad_row, axpy, inner, softmax};
+use crate::kernels::Heads;
+
+/// Queries per block.
+const BLOCK: usize = 64;
+
+/// Writes disjoint (rows, columns) patches of a shared row-major matrix.
+struct Patches {
+    data: *mut f32,
+    len: usize,
+    ld: usize,
+}
+// SAFETY: every task writes patches of its own.
+unsafe impl Sync for Patches {}
+
+impl Patches {
+    fn new(m: &mut [f32], ld: usize) -> Self {
+        Self { data: m.as_mut_ptr(), len: m.len(), ld }
+    }
+
+    fn write(&self, row: usize, col: usize, width: usize, patch: &[f32]) {
+        for (i, src) in patch.chunks_exact(width).enumerate() {
+            let at = (row + i) * self.ld + col;
+            assert!(at + width <= self.len, "patch outside the matrix");
+            // SAFETY: in bounds by the assertion; no other task has this patch.
+            unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), self.data.add(at), width) };
+        }
+    }
+}
+
+/// o (T, N·H) and lse (T, N) of causal attention inside each of `seqs`.
+pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usize>]) -> (Vec<f32>, Vec<f32>) {
+    let Heads { n, kv, dim } = heads;
+    let total = q.len() / (n * dim);
+    let (mut o, mut lse) = (buffer(total * n * dim), buffer(total * n));
+    let (op, lp) = (Patches::new(&mut o, n * dim), Patches::new(&mut lse, n));
+    let tasks: Vec<(usize, Range<usize>, usize)> = seqs
+        .iter()
+        .flat_map(|s| (s.start..s.end).step_by(BLOCK).flat_map(move |b| (0..n).map(move |h| (h, s.clone(), b))))
+        .collect();
+    let run = |(h, seq, first): &(usize, Range<usize>, usize)| {
+        let m = BLOCK.min(seq.end - first);
+        let seen = first + m - seq.start;
+        let mut s = buffer(m * seen);
+        scores(&mut s, q, k, heads, *h, *first, m, seq.start, seen);
+        let mut l = [0f32; BLOCK];
+        for (i, row) in s.chunks_exact_mut(seen).enumerate() {
+            let visible = seen - m + i + 1;
+            l[i] = softmax(&mut row[..visible]);
+            row[visible..].fill(0.0);
+        }
+        let mut out = buffer(m * dim);
+        let values = View::rows(&v[(seq.start * kv + h / (n / kv)) * dim..], kv * dim);
+        Gemm::new(m, dim, seen).serial().run(View::rows(&s, seen), values, &mut out, dim);
+        op.write(*first, h * dim, dim, &out);
+        lp.write(*first, *h, 1, &l[..m]);
+    };
+    if total * n * dim <= 1 << 12 { tasks.iter().for_each(run) } else { tasks.par_iter().for_each(run) }
+    (o, lse)
+}
+
+/// `s = q[first..first+m] · k[start..start+seen]ᵀ / √H` for one head.
+#[expect(clippy::too_many_arguments, reason = "one block's place")]
+fn scores(s: &mut [f32], q: &[f32], k: &[f32], heads: Heads, h: usize, first: usize, m: usize, start: usize, seen: usize) {
+    let Heads { n, kv, dim } = heads;
+    let queries = View::rows(&q[(first * n + h) * dim..], n * dim);
+    let keys = View::transposed(&k[(start * kv + h / (n / kv)) * dim..], kv * dim);
+    Gemm::new(m, seen, dim).alpha(scale(dim)).serial().run(queries, keys, s, seen);
+}
+
+fn scale(dim: usize) -> f32 {
+    1.0 / (dim as f32).sqrt()
+}
+
+/// What the forward pass saw and gave.
+pub struct Saved<'a> {
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub o: &'a [f32],
+    pub lse: &'a [f32],
+}
+
+/// Derivatives with respect to q (T, N·H), k and v (T, G·H).
+pub fn backward(d_o: &[f32], saved: &Saved, heads: Heads, seqs: &[Range<usize>]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    let Heads { n, kv, dim } = heads;
+    let total = saved.q.len() / (n * dim);
+    let (mut dq, mut dk, mut dv) = (buffer(total * n * dim), buffer(total * kv * dim), buffer(total * kv * dim));
+    let out = [
+        Patches::new(&mut dq, n * dim),
+        Patches::new(&mut dk, kv * dim),
+        Patches::new(&mut dv, kv * dim),
+    ];
+    let tasks: Vec<(usize, Range<usize>)> = seqs.iter().flat_map(|s| (0..kv).map(move |g| (g, s.clone()))).collect();
+    tasks.par_iter().for_each(|(g, seq)| group_backward(d_o, saved, heads, *g, seq, &out));
+    (dq, dk, dv)
+}
+
+/// One key/value head of one sequence: its query heads in order, so that sums have a fixed order.
+fn group_backward(d_o: &[f32], saved: &Saved, heads: Heads, g: usize, seq: &Range<usize>, [dq, dk, dv]: &[Patches; 3]) {
+    let Heads { n, kv, dim } = heads;
+    let len = seq.len();
+    let (mut dk_g, mut dv_g) = (vec![0f32; len * dim], vec![0f32; len * dim]);
+    let (mut s, mut dp, mut dq_b) = (buffer(BLOCK * len), buffer(BLOCK * len), buffer(BLOCK * dim));
+    let key_at = (seq.start * kv + g) * dim;
+    for h in g * (n / kv)..(g + 1) * (n / kv) {
+        for first in (seq.start..seq.end).step_by(BLOCK) {
+            let m = BLOCK.min(seq.end - first);
+            let seen = first + m - seq.start;
+            let (s, dp) = (&mut s[..m * seen], &mut dp[..m * seen]);
+            let at = (first * n + h) * dim;
+            scores(s, saved.q, saved.k, heads, h, first, m, seq.start, seen);
+            let d_out = View::rows(&d_o[at..], n * dim);
+            let values = View::transposed(&saved.v[key_at..], kv * dim);
+            Gemm::new(m, seen, dim).serial().run(d_out, values, dp, seen);
+            for (i, (s, dp)) in s.chunks_exact_mut(seen).zip(dp.chunks_exact_mut(seen)).enumerate() {
+                let row = at + i * n * dim;
+                let delta = inner(&saved.o[row..row + dim], &d_o[row..row + dim]);
+                let visible = seen - m + i + 1;
+                attention_grad_row(&mut s[..visible], &mut dp[..visible], saved.lse[(first + i) * n + h], delta, scale(dim));
+                s[visible..].fill(0.0);
+                dp[visible..].fill(0.0);
+            }
+            let (s, dp) = (&*s, &*dp);
+            let outer = |x: &[f32], y: View, acc: &mut [f32]| {
+                Gemm::new(seen, dim, m).accumulate().serial().run(View::transposed(x, seen), y, acc, dim);
+            };
+            outer(s, d_out, &mut dv_g);
+            outer(dp, View::rows(&saved.q[at..], n * dim), &mut dk_g);
+            let keys = View::rows(&saved.k[key_at..], kv * dim);
+            let dq_b = &mut dq_b[..m * dim];
+            Gemm::new(m, dim, seen).serial().run(View::rows(dp, seen), keys, dq_b, dim);
+            dq.write(first, h * dim, dim, dq_b);
+        }
+    }
+    dk.write(seq.start, g * dim, dim, &dk_g);
+    dv.write(seq.start, g * dim, dim, &dv_g);
+}
+
+/// A cached stretch of keys and values: `len` rows of (capacity, G·H).
+pub struct Span<'a> {
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub len: usize,
+}
+
+/// One query per row, each over its own spans: q (T, N·H) → (T, N·H).
+pub fn cached(q: &[f32], heads: Heads, caches: &[Vec<Span>]) -> Vec<f32> {
+    let Heads { n, kv, dim } = heads;
+    let mut o = vec![0f32; q.len()];
+    let run = |(i, (o, q)): (usize, (&mut [f32], &[f32]))| {
+        let spans = &caches[i / kv];
+        let g = i % kv;
+        group_cached(o, q, dim, g, kv, spans);
+    };
+    // One task per (row, key/value head): the query heads of a group lie side by side in q and o.
+    let width = n / kv * dim;
+    let seen: usize = caches.iter().flatten().map(|s| s.len).sum();
+    if seen * n * dim <= 1 << 15 {
+        o.chunks_mut(width).zip(q.chunks(width)).enumerate().for_each(run);
+    } else {
+        o.par_chunks_mut(width).zip(q.par_chunks(width)).enumerate().for_each(run);
+    }
+    o
+}
+
+fn group_cached(o: &mut [f32], q: &[f32], dim: usize, g: usize, kv: usize, spans: &[Span]) {
+    let seen: usize = spans.iter().map(|s| s.len).sum();
+    let mut p = buffer(seen);
+    for (o, q) in o.chunks_exact_mut(dim).zip(q.chunks_exact(dim)) {
+        let mut at = 0;
+        for span in spans {
+            for t in 0..span.len {
+                let key = &span.k[(t * kv + g) * dim..][..dim];
+                p[at + t] = inner(q, key) * scale(dim);
+            }
+            at += span.len;
+        }
+        softmax(&mut p);
+        let mut at = 0;
+        for span in spans {
+            for t in 0..span.len {
+                axpy(o, p[at + t], &span.v[(t * kv + g) * dim..][..dim]);
+            }
+            at += span.len;
+        }
+    }
+}

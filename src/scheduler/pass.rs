@@ -1,0 +1,127 @@
+//! Forms a pass: whole datums of several runs on the same weights, packed to a token budget.
+
+use std::ops::Range;
+
+use super::{Lane, Scheduler};
+use crate::ids::ModelId;
+
+/// Datums of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub model: ModelId,
+    pub seq: u64,
+    pub datums: Range<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    pub lane: Lane,
+    pub items: Vec<Item>,
+}
+
+impl Scheduler {
+    /// A pass that begins with `first`'s ready request and goes on with the other runs in turn. A run whose request is
+    /// used up goes on with its next one, so that the chunks of one call run together.
+    pub(super) fn form_pass(&mut self, first: ModelId) -> Pass {
+        let lane = self.runs[&first].lane().expect("the caller saw data ready");
+        let mut items = Vec::new();
+        let mut room = self.pass_tokens;
+        let others = self.turn.iter().filter(|m| **m != first).cloned();
+        let order: Vec<ModelId> = std::iter::once(first.clone()).chain(others).collect();
+        for model in order {
+            let queue = self.runs.get_mut(&model).expect("every run in turn has a queue");
+            while let Some((seq, datums, tokens)) = queue.take_data(lane, room, items.is_empty()) {
+                room = room.saturating_sub(tokens);
+                items.push(Item { model: model.clone(), seq, datums });
+            }
+        }
+        Pass { lane, items }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Job, Work};
+    use super::*;
+
+    const LANE: Lane = Lane { weights: 0, forward_only: false };
+
+    fn run(name: &str) -> ModelId {
+        ModelId(name.into())
+    }
+
+    fn data(tokens: &[usize]) -> Job {
+        Job::Data { lane: LANE, tokens: tokens.to_vec() }
+    }
+
+    fn items(work: Option<Work>) -> Vec<(String, u64, Range<usize>)> {
+        let Some(Work::Pass(p)) = work else { panic!("expected a pass, got {work:?}") };
+        p.items.into_iter().map(|i| (i.model.0, i.seq, i.datums)).collect()
+    }
+
+    #[test]
+    fn requests_run_in_sequence_order_whatever_order_they_arrive_in() {
+        let mut s = Scheduler::new(100);
+        s.open(run("a"), 1);
+        assert!(s.push(&run("a"), 2, Job::Barrier));
+        assert_eq!(s.next(), None);
+        assert_eq!(s.gaps(), [(run("a"), 1)]);
+        assert!(s.push(&run("a"), 1, data(&[5])));
+        assert_eq!(items(s.next()), [("a".into(), 1, 0..1)]);
+        assert_eq!(s.next(), Some(Work::Barrier { model: run("a"), seq: 2 }));
+        assert!(!s.push(&run("a"), 2, Job::Barrier), "a number that is done");
+    }
+
+    #[test]
+    fn a_skipped_number_does_not_block() {
+        let mut s = Scheduler::new(100);
+        s.open(run("a"), 1);
+        s.push(&run("a"), 3, Job::Barrier);
+        s.skip(&run("a"), 2);
+        s.skip(&run("a"), 1);
+        assert_eq!(s.next(), Some(Work::Barrier { model: run("a"), seq: 3 }));
+    }
+
+    #[test]
+    fn runs_share_a_pass_up_to_the_budget_and_datums_stay_whole() {
+        let mut s = Scheduler::new(10);
+        s.open(run("a"), 1);
+        s.open(run("b"), 1);
+        s.push(&run("a"), 1, data(&[4, 3, 9]));
+        s.push(&run("b"), 1, data(&[2]));
+        assert_eq!(items(s.next()), [("a".into(), 1, 0..2), ("b".into(), 1, 0..1)]);
+        assert_eq!(items(s.next()), [("a".into(), 1, 2..3)]);
+        assert_eq!(s.next(), None);
+    }
+
+    #[test]
+    fn a_datum_beyond_the_budget_runs_alone() {
+        let mut s = Scheduler::new(10);
+        s.open(run("a"), 1);
+        s.push(&run("a"), 1, data(&[50, 1]));
+        assert_eq!(items(s.next()), [("a".into(), 1, 0..1)]);
+        assert_eq!(items(s.next()), [("a".into(), 1, 1..2)]);
+    }
+
+    #[test]
+    fn lanes_do_not_mix_and_runs_take_turns() {
+        let mut s = Scheduler::new(10);
+        s.open(run("a"), 1);
+        s.open(run("b"), 1);
+        s.push(&run("a"), 1, Job::Data { lane: Lane { weights: 0, forward_only: true }, tokens: vec![1] });
+        s.push(&run("a"), 2, data(&[1]));
+        s.push(&run("b"), 1, data(&[1]));
+        assert_eq!(items(s.next()), [("a".into(), 1, 0..1)]);
+        assert_eq!(items(s.next()), [("b".into(), 1, 0..1), ("a".into(), 2, 0..1)]);
+    }
+
+    #[test]
+    fn closing_a_run_gives_back_what_waited() {
+        let mut s = Scheduler::new(10);
+        s.open(run("a"), 1);
+        s.push(&run("a"), 4, Job::Barrier);
+        s.push(&run("a"), 2, data(&[1]));
+        assert_eq!(s.close(&run("a")), [2, 4]);
+        assert!(!s.push(&run("a"), 5, Job::Barrier));
+    }
+}

@@ -1,0 +1,102 @@
+//! One run's requests in order of `seq_id`, whatever order they arrive in.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Job, Lane};
+
+pub struct RunQueue {
+    /// The lowest number not yet done.
+    next: u64,
+    waiting: BTreeMap<u64, Job>,
+    /// Numbers above `next` that will never come.
+    skipped: BTreeSet<u64>,
+    /// Datums of request `next` that passes have already taken.
+    taken: usize,
+}
+
+impl RunQueue {
+    pub fn new(first: u64) -> Self {
+        Self { next: first, waiting: BTreeMap::new(), skipped: BTreeSet::new(), taken: 0 }
+    }
+
+    pub fn push(&mut self, seq: u64, job: Job) -> bool {
+        if seq < self.next || self.waiting.contains_key(&seq) {
+            return false;
+        }
+        self.skipped.remove(&seq);
+        self.waiting.insert(seq, job);
+        true
+    }
+
+    pub fn skip(&mut self, seq: u64) {
+        if seq >= self.next && !self.waiting.contains_key(&seq) {
+            self.skipped.insert(seq);
+            self.pass_skipped();
+        }
+    }
+
+    fn pass_skipped(&mut self) {
+        while self.skipped.remove(&self.next) {
+            self.next += 1;
+        }
+    }
+
+    fn done(&mut self) {
+        self.waiting.remove(&self.next);
+        self.next += 1;
+        self.taken = 0;
+        self.pass_skipped();
+    }
+
+    /// The request that may run now.
+    pub fn ready(&self) -> Option<&Job> {
+        self.waiting.get(&self.next)
+    }
+
+    /// The number everything here waits for, when it has not come.
+    pub fn gap(&self) -> Option<u64> {
+        (!self.waiting.is_empty() && !self.waiting.contains_key(&self.next)).then_some(self.next)
+    }
+
+    pub fn take_barrier(&mut self) -> Option<u64> {
+        if self.ready() != Some(&Job::Barrier) {
+            return None;
+        }
+        let seq = self.next;
+        self.done();
+        Some(seq)
+    }
+
+    /// Takes datums of the ready request, in order, while they fit: → its number, the datums, their tokens.
+    pub fn take_data(&mut self, lane: Lane, room: usize, force: bool) -> Option<(u64, std::ops::Range<usize>, usize)> {
+        let Some(Job::Data { lane: mine, tokens }) = self.ready() else { return None };
+        if *mine != lane {
+            return None;
+        }
+        let (first, mut sum, mut end) = (self.taken, 0, self.taken);
+        while end < tokens.len() && (sum + tokens[end] <= room || (force && end == first)) {
+            sum += tokens[end];
+            end += 1;
+        }
+        if end == first {
+            return None;
+        }
+        let (seq, all) = (self.next, end == tokens.len());
+        self.taken = end;
+        if all {
+            self.done();
+        }
+        Some((seq, first..end, sum))
+    }
+
+    pub fn lane(&self) -> Option<Lane> {
+        match self.ready()? {
+            Job::Data { lane, .. } => Some(*lane),
+            Job::Barrier => None,
+        }
+    }
+
+    pub fn into_numbers(self) -> Vec<u64> {
+        self.waiting.into_keys().collect()
+    }
+}

@@ -1,0 +1,121 @@
+//! The server: store, promises and routes around an engine, until it is told to stop.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::serve::ListenerExt;
+use chrono::Utc;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::api;
+use crate::api::state::App;
+use crate::checkpoint;
+use crate::checkpoint::links::Links;
+use crate::config::Config;
+use crate::engine::handle::Handle;
+use crate::error::Result;
+use crate::store::Store;
+
+/// Requests in flight get this long to end after the signal.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// How often expired results and checkpoints are looked for.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// Takes the port. Errors name the address.
+pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
+    let address = config.bind.address();
+    TcpListener::bind(&address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+/// Serve on `listener` until `shutdown` resolves, then drain: long polls are answered at once, no new connection is
+/// taken, the engine stops.
+pub async fn run(
+    config: Config,
+    engine: Handle,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<()> {
+    checkpoint::write::sweep(&config.store.data_dir)?;
+    let store = Store::open(&config.store.url).await?;
+    let links = Links::open(&config.store.data_dir)?;
+    let address = listener.local_addr()?;
+    let app = App::new(config, engine.clone(), store.clone(), links);
+    let router = api::router(app.clone());
+    let sweeper = tokio::spawn(sweep(app.clone()));
+    let models: Vec<&str> = engine.models().iter().map(|m| m.name.as_str()).collect();
+    tracing::info!(models = models.join(", "), "ready on http://{address}");
+
+    let (stop, mut stopping) = watch::channel(false);
+    let signal = async move {
+        shutdown.await;
+        tracing::info!("stopping: no new requests, up to {} s for those in flight", DRAIN.as_secs());
+        app.futures().close();
+        stop.send_replace(true);
+    };
+    // Small answers must not wait for more data to fill a packet.
+    let listener = listener.tap_io(|stream| {
+        if let Err(e) = stream.set_nodelay(true) {
+            tracing::debug!(error = %e, "TCP_NODELAY not set");
+        }
+    });
+    let serving = axum::serve(listener, router).with_graceful_shutdown(signal);
+    let overdue = async {
+        // An error means that the signal's side is gone, which is a stop too.
+        let _ = stopping.wait_for(|stop| *stop).await;
+        tokio::time::sleep(DRAIN).await;
+    };
+    tokio::select! {
+        served = serving => served?,
+        () = overdue => tracing::warn!("requests in flight were cut off"),
+    }
+    sweeper.abort();
+    engine.shutdown();
+    store.close().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Resolves on SIGTERM or ctrl-c.
+pub async fn signalled() {
+    let interrupt = async {
+        if let Err(e) = tokio::signal::ctrl_c().await {
+            tracing::error!(error = %e, "ctrl-c is not heard");
+            std::future::pending::<()>().await;
+        }
+    };
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => tokio::select! { () = interrupt => {}, _ = terminate.recv() => {} },
+            Err(_) => interrupt.await,
+        }
+    }
+    #[cfg(not(unix))]
+    interrupt.await;
+}
+
+async fn sweep(app: App) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        app.futures().forget_expired();
+        if let Err(e) = sweep_checkpoints(app.store()).await {
+            tracing::warn!(error = %e, "expired checkpoints not removed");
+        }
+    }
+}
+
+async fn sweep_checkpoints(store: &Store) -> Result<()> {
+    let dirs: Vec<PathBuf> = store.take_expired_checkpoints(Utc::now()).await?;
+    for dir in dirs {
+        tracing::info!(dir = %dir.display(), "expired checkpoint removed");
+        if let Err(e) = tokio::fs::remove_dir_all(&dir).await {
+            tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! Training runs (protocol §7.14).
+
+use chrono::{DateTime, Utc};
+use sqlx::any::AnyRow;
+
+use super::columns::{Columns, KIND, bind_kind, int, json, micros};
+use super::{Metadata, Page, Store, taken};
+use crate::command::RunKind;
+use crate::error::Result;
+use crate::ids::{ModelId, OwnerId, SessionId};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunRow {
+    pub id: ModelId,
+    pub session: SessionId,
+    pub owner: OwnerId,
+    /// Served name, without the `:full` suffix.
+    pub base_model: String,
+    pub kind: RunKind,
+    pub user_metadata: Metadata,
+    pub created_at: DateTime<Utc>,
+    pub last_request_at: DateTime<Utc>,
+    pub corrupted: bool,
+}
+
+/// Rows of `$1`'s runs, `$2` NULL or the project of their session.
+const OF_OWNER: &str = "FROM training_runs WHERE owner = $1 \
+    AND ($2 IS NULL OR session_id IN (SELECT id FROM sessions WHERE project_id = $2))";
+
+impl Store {
+    /// A user error when the id is taken.
+    pub async fn insert_run(&self, row: &RunRow) -> Result<()> {
+        let sql = format!(
+            "INSERT INTO training_runs (id, session_id, owner, base_model, user_metadata, created_at, last_request_at, \
+             corrupted, {KIND}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+        );
+        let query = sqlx::query(&sql)
+            .bind(&row.id.0)
+            .bind(&row.session.0)
+            .bind(&row.owner.0)
+            .bind(&row.base_model)
+            .bind(json(&row.user_metadata))
+            .bind(micros(row.created_at))
+            .bind(micros(row.last_request_at))
+            .bind(i64::from(row.corrupted));
+        let done = bind_kind(query, &row.kind).execute(&self.pool).await;
+        done.map_err(taken(format_args!("training run {}", row.id)))?;
+        Ok(())
+    }
+
+    pub async fn run(&self, id: &ModelId) -> Result<Option<RunRow>> {
+        let query = sqlx::query("SELECT * FROM training_runs WHERE id = $1").bind(&id.0);
+        query.fetch_optional(&self.pool).await?.as_ref().map(read).transpose()
+    }
+
+    /// An owner's runs, newest first; with `project_id` only those whose session belongs to it.
+    pub async fn runs(
+        &self,
+        owner: &OwnerId,
+        project_id: Option<&str>,
+        limit: u64,
+        offset: u64,
+    ) -> Result<Page<RunRow>> {
+        let sql = format!("SELECT * {OF_OWNER} ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4");
+        let rows = sqlx::query(&sql)
+            .bind(&owner.0)
+            .bind(project_id.map(str::to_owned))
+            .bind(int(limit))
+            .bind(int(offset))
+            .fetch_all(&self.pool)
+            .await?;
+        let sql = format!("SELECT COUNT(*) AS total {OF_OWNER}");
+        let count = sqlx::query(&sql).bind(&owner.0).bind(project_id.map(str::to_owned)).fetch_one(&self.pool).await?;
+        Ok(Page { rows: rows.iter().map(read).collect::<Result<_>>()?, total: count.number("total")? })
+    }
+
+    /// A session's runs, oldest first.
+    pub async fn session_runs(&self, session: &SessionId) -> Result<Vec<ModelId>> {
+        let query = sqlx::query("SELECT id FROM training_runs WHERE session_id = $1 ORDER BY created_at, id");
+        let rows = query.bind(&session.0).fetch_all(&self.pool).await?;
+        rows.iter().map(|row| row.text("id").map(ModelId)).collect()
+    }
+
+    /// Sets `last_request_at`; a run that has no row yet stays without one.
+    pub async fn touch_run(&self, id: &ModelId, at: DateTime<Utc>) -> Result<()> {
+        let query = sqlx::query("UPDATE training_runs SET last_request_at = $2 WHERE id = $1");
+        query.bind(&id.0).bind(micros(at)).execute(&self.pool).await?;
+        Ok(())
+    }
+}
+
+fn read(row: &AnyRow) -> Result<RunRow> {
+    Ok(RunRow {
+        id: ModelId(row.text("id")?),
+        session: SessionId(row.text("session_id")?),
+        owner: OwnerId(row.text("owner")?),
+        base_model: row.text("base_model")?,
+        kind: row.kind()?,
+        user_metadata: row.json("user_metadata")?,
+        created_at: row.time("created_at")?,
+        last_request_at: row.time("last_request_at")?,
+        corrupted: row.flag("corrupted")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::LoraConfig;
+    use crate::error::Category;
+    use crate::store::sessions::SessionRow;
+
+    fn at(micros: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp_micros(1_700_000_000_000_000 + micros).unwrap()
+    }
+
+    fn row(id: &str, session: &str, owner: &str, created: i64) -> RunRow {
+        RunRow {
+            id: ModelId(id.into()),
+            session: SessionId(session.into()),
+            owner: OwnerId(owner.into()),
+            base_model: "Qwen/Qwen3-8B".into(),
+            kind: RunKind::Lora(LoraConfig {
+                rank: 32,
+                seed: u64::MAX - 1,
+                train_attn: true,
+                train_mlp: false,
+                train_unembed: true,
+            }),
+            user_metadata: Metadata::new(),
+            created_at: at(created),
+            last_request_at: at(created),
+            corrupted: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_row_reads_back_as_written() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let lora = row("s:train:0", "s", "o", 1);
+        let full = RunRow { kind: RunKind::Full, corrupted: true, ..row("s:train:1", "s", "o", 2) };
+        for run in [&lora, &full] {
+            store.insert_run(run).await.unwrap();
+            assert_eq!(store.run(&run.id).await.unwrap().as_ref(), Some(run));
+        }
+        assert_eq!(store.insert_run(&lora).await.unwrap_err().category, Category::User);
+        assert_eq!(store.session_runs(&lora.session).await.unwrap(), [lora.id.clone(), full.id]);
+        store.touch_run(&lora.id, at(7)).await.unwrap();
+        assert_eq!(store.run(&lora.id).await.unwrap().unwrap().last_request_at, at(7));
+        let unknown = ModelId("s:train:9".into());
+        store.touch_run(&unknown, at(7)).await.unwrap();
+        assert_eq!(store.run(&unknown).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn lists_are_per_owner_newest_first_with_the_total() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        for i in 0..5 {
+            store.insert_run(&row(&format!("s:train:{i}"), if i < 2 { "p" } else { "q" }, "o", i)).await.unwrap();
+        }
+        store.insert_run(&row("x", "p", "other", 9)).await.unwrap();
+        let session = SessionRow {
+            id: SessionId("p".into()),
+            owner: OwnerId("o".into()),
+            created_at: at(0),
+            last_heartbeat_at: at(0),
+            tags: vec![],
+            user_metadata: Metadata::new(),
+            sdk_version: "0.38.0".into(),
+            project_id: Some("project".into()),
+            display_name: None,
+            finished: None,
+        };
+        store.insert_session(&session).await.unwrap();
+        let owner = OwnerId("o".into());
+        let ids = |page: &Page<RunRow>| page.rows.iter().map(|r| r.id.0.clone()).collect::<Vec<_>>();
+        let page = store.runs(&owner, None, 2, 1).await.unwrap();
+        assert_eq!((ids(&page), page.total), (vec!["s:train:3".into(), "s:train:2".into()], 5));
+        let page = store.runs(&owner, Some("project"), 10, 0).await.unwrap();
+        assert_eq!((ids(&page), page.total), (vec!["s:train:1".into(), "s:train:0".into()], 2));
+        assert_eq!(store.runs(&owner, Some("none"), 10, 0).await.unwrap().total, 0);
+    }
+}

@@ -1,0 +1,143 @@
+//! Sampling sessions (protocol §7.11, §7.12).
+
+use chrono::{DateTime, Utc};
+use sqlx::any::AnyRow;
+
+use super::columns::{Columns, corrupt, micros};
+use super::{Store, taken};
+use crate::error::{Error, Result};
+use crate::ids::{CheckpointPath, ModelId, OwnerId, SamplerId, SessionId};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplerRow {
+    pub id: SamplerId,
+    pub session: SessionId,
+    pub owner: OwnerId,
+    pub base_model: String,
+    pub source: SamplerSource,
+    pub created_at: DateTime<Utc>,
+}
+
+/// Whose weights it samples from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SamplerSource {
+    Base,
+    Checkpoint(CheckpointPath),
+    /// A snapshot taken of this run.
+    Snapshot(ModelId),
+}
+
+impl Store {
+    /// A user error when the id is taken.
+    pub async fn insert_sampler(&self, row: &SamplerRow) -> Result<()> {
+        let (source, path, run) = match &row.source {
+            SamplerSource::Base => ("base", None, None),
+            SamplerSource::Checkpoint(path) => ("checkpoint", Some(path.to_string()), None),
+            SamplerSource::Snapshot(run) => ("snapshot", None, Some(run.0.clone())),
+        };
+        sqlx::query(
+            "INSERT INTO samplers (id, session_id, owner, base_model, source, source_path, source_run, created_at, \
+             clients_joined) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0)",
+        )
+        .bind(&row.id.0)
+        .bind(&row.session.0)
+        .bind(&row.owner.0)
+        .bind(&row.base_model)
+        .bind(source)
+        .bind(path)
+        .bind(run)
+        .bind(micros(row.created_at))
+        .execute(&self.pool)
+        .await
+        .map_err(taken(format_args!("sampler {}", row.id)))?;
+        Ok(())
+    }
+
+    pub async fn sampler(&self, id: &SamplerId) -> Result<Option<SamplerRow>> {
+        let query = sqlx::query("SELECT * FROM samplers WHERE id = $1").bind(&id.0);
+        query.fetch_optional(&self.pool).await?.as_ref().map(read).transpose()
+    }
+
+    /// A session's samplers, oldest first.
+    pub async fn session_samplers(&self, session: &SessionId) -> Result<Vec<SamplerId>> {
+        let query = sqlx::query("SELECT id FROM samplers WHERE session_id = $1 ORDER BY created_at, id");
+        let rows = query.bind(&session.0).fetch_all(&self.pool).await?;
+        rows.iter().map(|row| row.text("id").map(SamplerId)).collect()
+    }
+
+    /// The number of the client that joins, from 1, never given twice. Not found when there is no such sampler.
+    pub async fn join_sampler(&self, id: &SamplerId) -> Result<u64> {
+        let row = sqlx::query(
+            "UPDATE samplers SET clients_joined = clients_joined + 1 WHERE id = $1 RETURNING clients_joined",
+        )
+        .bind(&id.0)
+        .fetch_optional(&self.pool)
+        .await?;
+        row.ok_or_else(|| Error::not_found(format!("sampler {id} does not exist")))?.number("clients_joined")
+    }
+}
+
+fn read(row: &AnyRow) -> Result<SamplerRow> {
+    let source = match row.text("source")?.as_str() {
+        "base" => SamplerSource::Base,
+        "checkpoint" => {
+            SamplerSource::Checkpoint(row.text("source_path")?.parse().map_err(|_| corrupt("source_path"))?)
+        }
+        "snapshot" => SamplerSource::Snapshot(ModelId(row.text("source_run")?)),
+        _ => return Err(corrupt("source")),
+    };
+    Ok(SamplerRow {
+        id: SamplerId(row.text("id")?),
+        session: SessionId(row.text("session_id")?),
+        owner: OwnerId(row.text("owner")?),
+        base_model: row.text("base_model")?,
+        source,
+        created_at: row.time("created_at")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Category;
+
+    fn row(n: u64, source: SamplerSource) -> SamplerRow {
+        let session = SessionId("s".into());
+        SamplerRow {
+            id: session.sampler(n),
+            session,
+            owner: OwnerId("o".into()),
+            base_model: "m".into(),
+            source,
+            created_at: DateTime::from_timestamp_micros(1_700_000_000_000_000 + n as i64).unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn each_source_reads_back_as_written() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let rows = [
+            row(0, SamplerSource::Base),
+            row(1, SamplerSource::Checkpoint("tinker://s:train:0/sampler_weights/a".parse().unwrap())),
+            row(2, SamplerSource::Snapshot(ModelId("s:train:0".into()))),
+        ];
+        for sampler in &rows {
+            store.insert_sampler(sampler).await.unwrap();
+            assert_eq!(store.sampler(&sampler.id).await.unwrap().as_ref(), Some(sampler));
+        }
+        assert_eq!(store.insert_sampler(&rows[0]).await.unwrap_err().category, Category::User);
+        assert_eq!(store.session_samplers(&rows[0].session).await.unwrap(), rows.map(|r| r.id));
+    }
+
+    #[tokio::test]
+    async fn clients_are_counted_from_one() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let sampler = row(0, SamplerSource::Base);
+        store.insert_sampler(&sampler).await.unwrap();
+        for n in 1..4 {
+            assert_eq!(store.join_sampler(&sampler.id).await.unwrap(), n);
+        }
+        let unknown = SessionId("s".into()).sampler(9);
+        assert_eq!(store.join_sampler(&unknown).await.unwrap_err().category, Category::NotFound);
+    }
+}

@@ -1,0 +1,202 @@
+//! Sessions (protocol chapter 3).
+
+use chrono::{DateTime, Utc};
+use sqlx::any::AnyRow;
+
+use super::columns::{Columns, int, json, micros};
+use super::{Metadata, Store, found, taken};
+use crate::error::Result;
+use crate::ids::{OwnerId, SessionId};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionRow {
+    pub id: SessionId,
+    pub owner: OwnerId,
+    pub created_at: DateTime<Utc>,
+    pub last_heartbeat_at: DateTime<Utc>,
+    pub tags: Vec<String>,
+    pub user_metadata: Metadata,
+    pub sdk_version: String,
+    pub project_id: Option<String>,
+    pub display_name: Option<String>,
+    /// `None` while it is active.
+    pub finished: Option<Finish>,
+}
+
+/// How a session ended, in the client's words.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    pub at: DateTime<Utc>,
+    pub reason: String,
+    pub detail: Option<String>,
+}
+
+impl Store {
+    /// A user error when the id is taken.
+    pub async fn insert_session(&self, row: &SessionRow) -> Result<()> {
+        let finish = row.finished.as_ref();
+        sqlx::query(
+            "INSERT INTO sessions (id, owner, created_at, last_heartbeat_at, tags, user_metadata, sdk_version, \
+             project_id, display_name, finished_at, finish_reason, finish_detail) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+        )
+        .bind(&row.id.0)
+        .bind(&row.owner.0)
+        .bind(micros(row.created_at))
+        .bind(micros(row.last_heartbeat_at))
+        .bind(json(&row.tags))
+        .bind(json(&row.user_metadata))
+        .bind(&row.sdk_version)
+        .bind(row.project_id.clone())
+        .bind(row.display_name.clone())
+        .bind(finish.map(|f| micros(f.at)))
+        .bind(finish.map(|f| f.reason.clone()))
+        .bind(finish.and_then(|f| f.detail.clone()))
+        .execute(&self.pool)
+        .await
+        .map_err(taken(format_args!("session {}", row.id)))?;
+        Ok(())
+    }
+
+    pub async fn session(&self, id: &SessionId) -> Result<Option<SessionRow>> {
+        let row = sqlx::query("SELECT * FROM sessions WHERE id = $1").bind(&id.0).fetch_optional(&self.pool).await?;
+        row.as_ref().map(read).transpose()
+    }
+
+    /// An owner's sessions, newest first.
+    pub async fn sessions(&self, owner: &OwnerId, limit: u64, offset: u64) -> Result<Vec<SessionId>> {
+        let rows = sqlx::query(
+            "SELECT id FROM sessions WHERE owner = $1 ORDER BY created_at DESC, id DESC LIMIT $2 OFFSET $3",
+        )
+        .bind(&owner.0)
+        .bind(int(limit))
+        .bind(int(offset))
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter().map(|row| row.text("id").map(SessionId)).collect()
+    }
+
+    /// Not found when there is no such session.
+    pub async fn heartbeat_session(&self, id: &SessionId, at: DateTime<Utc>) -> Result<()> {
+        let done = sqlx::query("UPDATE sessions SET last_heartbeat_at = $2 WHERE id = $1")
+            .bind(&id.0)
+            .bind(micros(at))
+            .execute(&self.pool)
+            .await?;
+        found(done.rows_affected(), format_args!("session {id}"))
+    }
+
+    /// The first reason stays; finishing again changes nothing. Not found when there is no such session.
+    pub async fn finish_session(&self, id: &SessionId, finish: &Finish) -> Result<()> {
+        let done = sqlx::query(
+            "UPDATE sessions SET finish_reason = COALESCE(finish_reason, $3), \
+             finish_detail = CASE WHEN finished_at IS NULL THEN $4 ELSE finish_detail END, \
+             finished_at = COALESCE(finished_at, $2) WHERE id = $1",
+        )
+        .bind(&id.0)
+        .bind(micros(finish.at))
+        .bind(&finish.reason)
+        .bind(finish.detail.clone())
+        .execute(&self.pool)
+        .await?;
+        found(done.rows_affected(), format_args!("session {id}"))
+    }
+
+    /// Not found when there is no such session.
+    pub async fn set_session_project(&self, id: &SessionId, project_id: &str) -> Result<()> {
+        let done = sqlx::query("UPDATE sessions SET project_id = $2 WHERE id = $1")
+            .bind(&id.0)
+            .bind(project_id)
+            .execute(&self.pool)
+            .await?;
+        found(done.rows_affected(), format_args!("session {id}"))
+    }
+}
+
+fn read(row: &AnyRow) -> Result<SessionRow> {
+    let finished = match row.optional_time("finished_at")? {
+        Some(at) => Some(Finish { at, reason: row.text("finish_reason")?, detail: row.column("finish_detail")? }),
+        None => None,
+    };
+    Ok(SessionRow {
+        id: SessionId(row.text("id")?),
+        owner: OwnerId(row.text("owner")?),
+        created_at: row.time("created_at")?,
+        last_heartbeat_at: row.time("last_heartbeat_at")?,
+        tags: row.json("tags")?,
+        user_metadata: row.json("user_metadata")?,
+        sdk_version: row.text("sdk_version")?,
+        project_id: row.column("project_id")?,
+        display_name: row.column("display_name")?,
+        finished,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Category;
+
+    fn at(micros: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp_micros(1_700_000_000_000_000 + micros).unwrap()
+    }
+
+    fn row(id: &str, owner: &str, created: i64) -> SessionRow {
+        SessionRow {
+            id: SessionId(id.into()),
+            owner: OwnerId(owner.into()),
+            created_at: at(created),
+            last_heartbeat_at: at(created),
+            tags: vec!["a,b".into(), "ü".into()],
+            user_metadata: Metadata::from([("k".into(), "v\"'".into())]),
+            sdk_version: "0.38.0".into(),
+            project_id: None,
+            display_name: Some("n".into()),
+            finished: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_row_reads_back_as_written() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let mut session = row("s", "o", 1);
+        store.insert_session(&session).await.unwrap();
+        assert_eq!(store.session(&session.id).await.unwrap().unwrap(), session);
+        assert_eq!(store.session(&SessionId("other".into())).await.unwrap(), None);
+        let again = store.insert_session(&session).await.unwrap_err();
+        assert_eq!((again.category, again.message.as_str()), (Category::User, "session s exists already"));
+
+        store.heartbeat_session(&session.id, at(9)).await.unwrap();
+        store.set_session_project(&session.id, "p").await.unwrap();
+        session.last_heartbeat_at = at(9);
+        session.project_id = Some("p".into());
+        assert_eq!(store.session(&session.id).await.unwrap().unwrap(), session);
+        let unknown = store.heartbeat_session(&SessionId("other".into()), at(9)).await.unwrap_err();
+        assert_eq!(unknown.category, Category::NotFound);
+    }
+
+    #[tokio::test]
+    async fn the_first_reason_stays() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let session = row("s", "o", 1);
+        store.insert_session(&session).await.unwrap();
+        let first = Finish { at: at(5), reason: "success".into(), detail: None };
+        store.finish_session(&session.id, &first).await.unwrap();
+        let later = Finish { at: at(6), reason: "errored".into(), detail: Some("late".into()) };
+        store.finish_session(&session.id, &later).await.unwrap();
+        assert_eq!(store.session(&session.id).await.unwrap().unwrap().finished, Some(first));
+    }
+
+    #[tokio::test]
+    async fn lists_are_per_owner_newest_first() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        for (id, owner, created) in [("s1", "o", 1), ("s3", "o", 3), ("s2", "o", 2), ("x", "other", 4)] {
+            store.insert_session(&row(id, owner, created)).await.unwrap();
+        }
+        let owner = OwnerId("o".into());
+        let ids = |found: Vec<SessionId>| found.into_iter().map(|s| s.0).collect::<Vec<_>>();
+        assert_eq!(ids(store.sessions(&owner, 10, 0).await.unwrap()), ["s3", "s2", "s1"]);
+        assert_eq!(ids(store.sessions(&owner, 1, 1).await.unwrap()), ["s2"]);
+        assert_eq!(ids(store.sessions(&owner, u64::MAX, 3).await.unwrap()), [""; 0]);
+    }
+}

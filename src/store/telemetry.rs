@@ -1,0 +1,45 @@
+//! What clients report of themselves, kept as they sent it (protocol chapter 16).
+
+use chrono::{DateTime, Utc};
+
+use super::Store;
+use super::columns::micros;
+use crate::error::Result;
+use crate::ids::OwnerId;
+
+impl Store {
+    /// `session` may be `sessionless-<uuid>`; `body` is JSON and not looked into.
+    pub async fn insert_telemetry(&self, owner: &OwnerId, session: &str, body: &str) -> Result<()> {
+        sqlx::query("INSERT INTO telemetry (owner, session_id, received_at, body) VALUES ($1, $2, $3, $4)")
+            .bind(&owner.0)
+            .bind(session)
+            .bind(micros(Utc::now()))
+            .bind(body)
+            .execute(&self.pool)
+            .await?;
+        Ok(())
+    }
+
+    /// The sweep: removes what was received before `time`; returns how many rows.
+    pub async fn purge_telemetry(&self, time: DateTime<Utc>) -> Result<u64> {
+        let query = sqlx::query("DELETE FROM telemetry WHERE received_at < $1").bind(micros(time));
+        Ok(query.execute(&self.pool).await?.rows_affected())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chrono::TimeDelta;
+
+    #[tokio::test]
+    async fn only_old_reports_are_purged() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let owner = OwnerId("o".into());
+        for session in ["s", "sessionless-1"] {
+            store.insert_telemetry(&owner, session, "{\"events\":[]}").await.unwrap();
+        }
+        assert_eq!(store.purge_telemetry(Utc::now() - TimeDelta::hours(1)).await.unwrap(), 0);
+        assert_eq!(store.purge_telemetry(Utc::now() + TimeDelta::hours(1)).await.unwrap(), 2);
+    }
+}

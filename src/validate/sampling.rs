@@ -1,0 +1,247 @@
+//! From a sample request to the engine's (protocol §7.13, §8.3).
+
+use tinderbox_client::types::sampling::{SampleRequest as WireRequest, SamplingParams as WireParams, Stop as WireStop};
+use tinderbox_client::types::tensor_data::TensorData;
+
+use crate::command::{Csr, PromptTargets, SampleRequest, SampleSource, SamplingParams, Stop, TargetLayout};
+use crate::engine::handle::ModelInfo;
+use crate::error::{Error, Result};
+
+use super::tokens;
+
+/// Alternatives per position that a request may ask for.
+const MAX_TOPK: usize = 1024;
+
+/// Cells of one request's `target_prompt_logprobs`.
+const MAX_TARGETS: usize = 1 << 24;
+
+/// A checked request, and the layout its `target_prompt_logprobs` must be answered in.
+#[derive(Debug)]
+pub struct Checked {
+    pub request: SampleRequest,
+    pub targets: Option<TargetLayout>,
+}
+
+/// `seed` is used where the user gave none.
+pub fn sample(
+    wire: WireRequest,
+    source: SampleSource,
+    model: &ModelInfo,
+    max_samples: usize,
+    seed: u64,
+) -> Result<Checked> {
+    let prompt = tokens::sequence(&wire.prompt, "prompt", model)?;
+    let params = params(&wire.sampling_params, prompt.len(), model, seed)?;
+    let num_samples = count("num_samples", wire.num_samples, 1, max_samples)?;
+    let top_limit = MAX_TOPK.min(model.vocab_size);
+    let (prompt_targets, targets) = match &wire.target_prompt_logprobs {
+        None => (None, None),
+        Some(t) => {
+            let (ids, layout) = prompt_targets(t, prompt.len(), model)?;
+            (Some(ids), Some(layout))
+        }
+    };
+    let request = SampleRequest {
+        base: model.name.clone(),
+        source,
+        num_samples,
+        params,
+        prompt_logprobs: wire.prompt_logprobs,
+        prompt_logprobs_last_n: last_n(&wire, prompt.len())?,
+        topk_prompt_logprobs: count("topk_prompt_logprobs", wire.topk_prompt_logprobs, 0, top_limit)?,
+        topk_sample_logprobs: count("topk_sample_logprobs", wire.topk_sample_logprobs, 0, top_limit)?,
+        prompt_targets,
+        prompt_alt_tokens_k: count("prompt_alt_tokens_k", wire.prompt_alt_tokens_k, 0, top_limit)?,
+        prompt,
+    };
+    Ok(Checked { request, targets })
+}
+
+fn params(wire: &WireParams, prompt_len: usize, model: &ModelInfo, seed: u64) -> Result<SamplingParams> {
+    let bad = |name: &str, value: f64, wanted: &str| {
+        Err(Error::user(format!("sampling_params.{name} is {value}; it must be {wanted}")))
+    };
+    if !wire.temperature.is_finite() || wire.temperature < 0.0 {
+        return bad("temperature", wire.temperature, "a finite number ≥ 0 (0 = greedy)");
+    }
+    if !(wire.top_p > 0.0 && wire.top_p <= 1.0) {
+        return bad("top_p", wire.top_p, "above 0 and at most 1");
+    }
+    if wire.top_k < -1 {
+        return bad("top_k", wire.top_k as f64, "-1 or 0 (off), or the number of candidates");
+    }
+    Ok(SamplingParams {
+        max_tokens: max_tokens(wire.max_tokens, prompt_len, model)?,
+        seed: wire.seed.unwrap_or(seed),
+        stop: stop(wire.stop.as_ref(), model)?,
+        temperature: wire.temperature as f32,
+        top_k: wire.top_k.max(0) as usize,
+        top_p: wire.top_p as f32,
+    })
+}
+
+/// Prompt and sample must fit into the context. One token more than that is fine for `max_tokens=1`, which scores a
+/// prompt: nothing is computed at the position of the last sampled token.
+fn max_tokens(wanted: Option<i64>, prompt_len: usize, model: &ModelInfo) -> Result<usize> {
+    let context = model.max_context_length;
+    if prompt_len > context {
+        return Err(Error::user(format!(
+            "the prompt has {prompt_len} tokens; the context length of {} is {context}",
+            model.name
+        )));
+    }
+    let Some(wanted) = wanted else { return Ok((context - prompt_len).max(1)) };
+    let n = count("sampling_params.max_tokens", wanted, 1, usize::MAX)?;
+    if n > 1 && prompt_len.saturating_add(n) > context {
+        return Err(Error::user(format!(
+            "the prompt has {prompt_len} tokens and max_tokens is {n}: together more than the context length {context} \
+             of {}",
+            model.name
+        )));
+    }
+    Ok(n)
+}
+
+fn stop(wire: Option<&WireStop>, model: &ModelInfo) -> Result<Stop> {
+    match wire {
+        None => Ok(Stop::Eos),
+        Some(WireStop::Tokens(ids)) if ids.is_empty() => Ok(Stop::Never),
+        Some(WireStop::Tokens(ids)) => tokens::ids(ids, "sampling_params.stop", 0, model).map(Stop::Tokens),
+        Some(WireStop::Text(text)) => strings(std::slice::from_ref(text)),
+        Some(WireStop::Texts(texts)) => strings(texts),
+    }
+}
+
+fn strings(texts: &[String]) -> Result<Stop> {
+    if texts.iter().any(String::is_empty) {
+        return Err(Error::user("sampling_params.stop holds an empty string, which every text contains"));
+    }
+    Ok(Stop::Strings(texts.to_vec()))
+}
+
+fn last_n(wire: &WireRequest, prompt_len: usize) -> Result<Option<usize>> {
+    let Some(n) = wire.prompt_logprobs_last_n else { return Ok(None) };
+    if !wire.prompt_logprobs {
+        return Err(Error::user("prompt_logprobs_last_n needs prompt_logprobs=true"));
+    }
+    count("prompt_logprobs_last_n", n, 1, prompt_len - 1).map(Some)
+}
+
+fn count(name: &str, value: i64, min: usize, max: usize) -> Result<usize> {
+    let n = usize::try_from(value).ok().filter(|n| (min..=max).contains(n));
+    n.ok_or_else(|| match max {
+        usize::MAX => Error::user(format!("{name} is {value}; it must be at least {min}")),
+        _ => Error::user(format!("{name} is {value}; it must lie between {min} and {max}")),
+    })
+}
+
+/// Ids of shape (prompt length − 1, K), −1 and absent CSR cells meaning nothing asked.
+fn prompt_targets(t: &TensorData, prompt_len: usize, model: &ModelInfo) -> Result<(PromptTargets, TargetLayout)> {
+    let bad = |why: String| Error::user(format!("target_prompt_logprobs: {why}"));
+    let dense = t.to_dense(-1, MAX_TARGETS).map_err(bad)?;
+    let &[rows, k] = &dense.shape[..] else {
+        return Err(bad(format!("shape {:?} must be [prompt length - 1, K]", dense.shape)));
+    };
+    if rows != prompt_len - 1 {
+        return Err(bad(format!(
+            "{rows} rows for a prompt of {prompt_len} tokens; row i belongs to position i + 1, so there must be {}",
+            prompt_len - 1
+        )));
+    }
+    let ids = dense.values.into_i64().map_err(bad)?;
+    let cell = |(i, &id): (usize, &i64)| match id {
+        -1 => Ok(None),
+        _ => tokens::id(id, "target_prompt_logprobs", i, model).map(Some),
+    };
+    let flat: Vec<Option<u32>> = ids.iter().enumerate().map(cell).collect::<Result<_>>()?;
+    let targets = (0..rows).map(|r| flat[r * k..(r + 1) * k].to_vec()).collect();
+    let sparse = t.csr.as_ref().map(|c| Csr { crow: c.crow.clone(), col: c.col.clone() });
+    Ok((targets, TargetLayout { rows, k, sparse }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tinderbox_client::types::model_input::ModelInput;
+    use tinderbox_client::types::tensor_data::CsrIndices;
+
+    fn wire(prompt: &[i64], change: impl FnOnce(&mut WireRequest)) -> WireRequest {
+        let params = WireParams { max_tokens: Some(2), ..WireParams::default() };
+        let mut w = WireRequest::new("s", ModelInput::from_ints(prompt.iter().copied()), params);
+        change(&mut w);
+        w
+    }
+
+    fn check(prompt: &[i64], change: impl FnOnce(&mut WireRequest)) -> Result<Checked> {
+        sample(wire(prompt, change), SampleSource::Base, &tokens::tiny_model(), 16, 77)
+    }
+
+    #[test]
+    fn defaults() {
+        let r = check(&[1, 2], |_| {}).unwrap().request;
+        assert_eq!((r.num_samples, r.params.max_tokens, r.params.seed), (1, 2, 77));
+        assert_eq!((r.params.temperature, r.params.top_k, r.params.top_p), (1.0, 0, 1.0));
+        assert_eq!(r.params.stop, Stop::Eos);
+        assert_eq!(check(&[1], |w| w.sampling_params.seed = Some(3)).unwrap().request.params.seed, 3);
+    }
+
+    #[test]
+    fn every_form_of_stop() {
+        let of = |stop| check(&[1], |w| w.sampling_params.stop = Some(stop)).map(|c| c.request.params.stop);
+        assert_eq!(of(WireStop::Tokens(vec![])).unwrap(), Stop::Never);
+        assert_eq!(of(WireStop::Tokens(vec![3, 4])).unwrap(), Stop::Tokens(vec![3, 4]));
+        assert_eq!(of(WireStop::Text("a".into())).unwrap(), Stop::Strings(vec!["a".into()]));
+        assert_eq!(of(WireStop::Texts(vec!["a".into()])).unwrap(), Stop::Strings(vec!["a".into()]));
+        assert!(of(WireStop::Tokens(vec![10])).is_err());
+        assert!(of(WireStop::Texts(vec![String::new()])).is_err());
+    }
+
+    #[test]
+    fn the_context_limit_counts_prompt_and_sample() {
+        let with = |n: usize, max: Option<i64>| check(&vec![1; n], |w| w.sampling_params.max_tokens = max);
+        assert_eq!(with(6, None).unwrap().request.params.max_tokens, 2);
+        assert!(with(6, Some(2)).is_ok());
+        let e = with(6, Some(3)).unwrap_err().message;
+        assert!(e.contains('6') && e.contains('3') && e.contains('8'), "{e}");
+        assert!(with(8, Some(1)).is_ok());
+        assert!(with(9, Some(1)).unwrap_err().message.contains("context"));
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        type Change = fn(&mut WireRequest);
+        let cases: [(&str, Change); 10] = [
+            ("num_samples", |w| w.num_samples = 0),
+            ("num_samples", |w| w.num_samples = 17),
+            ("max_tokens", |w| w.sampling_params.max_tokens = Some(-1)),
+            ("max_tokens", |w| w.sampling_params.max_tokens = Some(0)),
+            ("temperature", |w| w.sampling_params.temperature = -0.5),
+            ("top_p", |w| w.sampling_params.top_p = 1.5),
+            ("top_k", |w| w.sampling_params.top_k = -5),
+            ("topk_prompt_logprobs", |w| w.topk_prompt_logprobs = -1),
+            ("prompt_logprobs_last_n", |w| w.prompt_logprobs_last_n = Some(1)),
+            ("prompt_logprobs_last_n", |w| (w.prompt_logprobs, w.prompt_logprobs_last_n) = (true, Some(2))),
+        ];
+        for (name, change) in cases {
+            assert!(check(&[1, 2], change).unwrap_err().message.contains(name), "{name}");
+        }
+        assert!(check(&[], |_| {}).unwrap_err().message.contains("empty"));
+    }
+
+    #[test]
+    fn targets_keep_their_layout() {
+        let dense = TensorData::from_i64([3, -1, 4, 5]).with_shape([2, 2]);
+        let c = check(&[1, 2, 3], |w| w.target_prompt_logprobs = Some(dense)).unwrap();
+        assert_eq!(c.request.prompt_targets, Some(vec![vec![Some(3), None], vec![Some(4), Some(5)]]));
+        assert_eq!(c.targets, Some(TargetLayout { rows: 2, k: 2, sparse: None }));
+
+        let mut csr = TensorData::from_i64([7]).with_shape([2, 2]);
+        csr.csr = Some(CsrIndices { crow: vec![0, 0, 1], col: vec![1] });
+        let c = check(&[1, 2, 3], |w| w.target_prompt_logprobs = Some(csr)).unwrap();
+        assert_eq!(c.request.prompt_targets, Some(vec![vec![None, None], vec![None, Some(7)]]));
+        assert_eq!(c.targets.unwrap().sparse, Some(Csr { crow: vec![0, 0, 1], col: vec![1] }));
+
+        let short = TensorData::from_i64([3, 4]).with_shape([1, 2]);
+        assert!(check(&[1, 2, 3], |w| w.target_prompt_logprobs = Some(short)).unwrap_err().message.contains("rows"));
+    }
+}
