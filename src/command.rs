@@ -33,12 +33,25 @@ pub struct LossInputs {
 pub enum Loss {
     CrossEntropy,
     ImportanceSampling,
-    Ppo { clip_low: f64, clip_high: f64 },
-    Cispo { clip_low: f64, clip_high: f64 },
-    Dro { beta: f64 },
-    Gspo { clip_low: f64, clip_high: f64 },
+    Ppo {
+        clip_low: f64,
+        clip_high: f64,
+    },
+    Cispo {
+        clip_low: f64,
+        clip_high: f64,
+    },
+    Dro {
+        beta: f64,
+    },
+    Gspo {
+        clip_low: f64,
+        clip_high: f64,
+    },
     /// Our documented reading of an unpublished loss: see `loss/stable_reinforce.rs`.
-    StableReinforce { kl_coeff: f64 },
+    StableReinforce {
+        kl_coeff: f64,
+    },
 }
 
 /// AdamW's settings for one step (protocol §14.4).
@@ -227,10 +240,17 @@ pub struct SampleOutput {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Created,
-    ForwardBackward { outputs: Vec<DatumOutput>, metrics: Vec<(String, f64)> },
-    OptimStep { metrics: Vec<(String, f64)> },
+    ForwardBackward {
+        outputs: Vec<DatumOutput>,
+        metrics: Vec<(String, f64)>,
+    },
+    OptimStep {
+        metrics: Vec<(String, f64)>,
+    },
     /// Bytes on disk; 0 for a snapshot.
-    Saved { size_bytes: u64 },
+    Saved {
+        size_bytes: u64,
+    },
     Loaded,
     Unloaded,
     Sampled(SampleOutput),

@@ -154,7 +154,15 @@ mod tests {
 
     #[test]
     fn malformed_paths_are_user_errors() {
-        for s in ["", "tinker://", "http://x/weights/a", "tinker://r/wheels/a", "tinker://r/a", "tinker://r/weights/..", "tinker://r/weights/a/b"] {
+        for s in [
+            "",
+            "tinker://",
+            "http://x/weights/a",
+            "tinker://r/wheels/a",
+            "tinker://r/a",
+            "tinker://r/weights/..",
+            "tinker://r/weights/a/b",
+        ] {
             assert!(s.parse::<CheckpointPath>().is_err(), "{s}");
         }
     }

@@ -1,9 +1,11 @@
 //! All tests that need more than one module: numerics against a reference, the wire, the tree's own rules.
 
-/// Protobuf messages against bytes made by the SDK's own classes.
-mod proto;
+/// The engine through its handle: neighbours, order, failures.
+mod engine;
 /// Logprobs and gradients of five architectures against PyTorch's.
 mod parity;
+/// Protobuf messages against bytes made by the SDK's own classes.
+mod proto;
 /// The conformance suite and bench drivers are unchanged copies.
 mod shared_copies;
 /// Layering, file heads and lengths, banned words.

@@ -130,7 +130,8 @@ impl Case {
 
 fn close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: count");
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |m: f32, d| if d > m || d.is_nan() { d } else { m });
+    let worst =
+        got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |m: f32, d| if d > m || d.is_nan() { d } else { m });
     assert!(worst <= tolerance, "{what}: off by {worst:e}, tolerance {tolerance:e}");
 }
 
@@ -200,7 +201,10 @@ fn greedy_decoding_through_the_cache() {
         let mut logits = download(context.logits(&h.narrow(0, prompt.len() - 1, 1)));
         for (i, want) in case.expected.ids("greedy.tokens").into_iter().enumerate() {
             let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap() as u32;
-            assert!(best == want || case.expected.get("greedy.margins")[i] < 1e-4, "{arch}: token {i} is {best}, not {want}");
+            assert!(
+                best == want || case.expected.get("greedy.margins")[i] < 1e-4,
+                "{arch}: token {i} is {best}, not {want}"
+            );
             let mut step = Batch::pack(vec![(None, vec![vec![want]])]);
             step.positions = vec![(prompt.len() + i) as u32];
             let context = case.context(Pass::Sample, &step);
@@ -250,8 +254,7 @@ fn run(case: &Case, groups: Vec<(Option<&Adapter>, Vec<Vec<u32>>)>, which: usize
     let forward = context.forward_all(&targets, BUDGETS[0], &mut || {});
     let logprobs = forward.logprobs[mine].iter().map(|x| x.to_bits()).collect();
     context.backward_all(&targets, forward, &d, &mut grads, false, &mut || {});
-    let bits = |m: &Option<kernels::Mat>| {
-        download(m.clone().expect("a gradient")).into_iter().map(f32::to_bits).collect()
-    };
+    let bits =
+        |m: &Option<kernels::Mat>| download(m.clone().expect("a gradient")).into_iter().map(f32::to_bits).collect();
     (logprobs, grads[which].mats().iter().map(bits).collect())
 }

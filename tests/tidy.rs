@@ -30,6 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("device", &[]),
     ("hub", &[]),
     ("recipes", &["server"]),
+    ("start", ANY),
     ("server", ANY),
     ("main", ANY),
     ("lib", ANY),

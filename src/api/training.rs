@@ -8,7 +8,7 @@ use tinderbox_client::proto;
 use tinderbox_client::types::training::{ForwardBackwardRequest, ForwardRequest, OptimStepRequest, UnloadModelRequest};
 
 use crate::command::{Command, Datum, Loss, RunCommand};
-use crate::engine::NOW;
+use crate::engine::handle::NOW;
 use crate::engine::handle::ModelInfo;
 use crate::error::{Error, Result};
 use crate::futures::complete::Completion;

@@ -29,9 +29,10 @@ pub struct Limits {
     pub pass_tokens: usize,
     /// Sequences that decode together.
     pub decode_sequences: usize,
-    /// Activations kept for the backward pass; beyond it they are computed again.
-    pub activation_bytes: u64,
-    pub kv_cache_bytes: u64,
+    /// Activations kept for the backward pass; beyond it they are computed again. Absent: a share of free memory.
+    pub activation_bytes: Option<u64>,
+    /// Keys and values of running sequences. Absent: a share of free memory.
+    pub kv_cache_bytes: Option<u64>,
     /// Sampler snapshots and checkpoints held in memory; beyond it they are read from disk when asked for.
     pub snapshot_bytes: u64,
 }
@@ -57,8 +58,8 @@ impl Limits {
             long_poll: seconds(env, "TINDERBOX_LONG_POLL_SECONDS", 30, 1..=35)?,
             pass_tokens: count(env, "TINDERBOX_PASS_TOKENS", 2048, 64..=1 << 24)?,
             decode_sequences: count(env, "TINDERBOX_DECODE_SEQUENCES", 64, 1..=65_536)?,
-            activation_bytes: size("TINDERBOX_ACTIVATION_BYTES", 2 * GIB)?,
-            kv_cache_bytes: size("TINDERBOX_KV_CACHE_BYTES", 2 * GIB)?,
+            activation_bytes: optional_bytes(env, "TINDERBOX_ACTIVATION_BYTES")?,
+            kv_cache_bytes: optional_bytes(env, "TINDERBOX_KV_CACHE_BYTES")?,
             snapshot_bytes: size("TINDERBOX_SNAPSHOT_BYTES", GIB)?,
         })
     }
@@ -72,9 +73,13 @@ fn seconds(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u6
     ranged(name, env.parse(name)?.unwrap_or(default), range).map(Duration::from_secs)
 }
 
-/// At least 1 MiB: a limit below it would refuse ordinary requests.
 fn bytes(env: &Env, name: &'static str, default: u64) -> Result<u64> {
-    ranged(name, env.parse::<Bytes>(name)?.map_or(default, |b| b.0), MIB..=1 << 50)
+    Ok(optional_bytes(env, name)?.unwrap_or(default))
+}
+
+/// At least 1 MiB: a limit below it would refuse ordinary requests.
+fn optional_bytes(env: &Env, name: &'static str) -> Result<Option<u64>> {
+    env.parse::<Bytes>(name)?.map(|b| ranged(name, b.0, MIB..=1 << 50)).transpose()
 }
 
 fn ranged<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<T> {
@@ -119,7 +124,7 @@ mod tests {
         for (value, bytes) in [("2097152", 2 * MIB), ("3MiB", 3 * MIB), ("5 GiB", 5 * GIB), ("2048KiB", 2 * MIB)] {
             assert_eq!(
                 limits("TINDERBOX_KV_CACHE_BYTES", value).unwrap(),
-                Limits { kv_cache_bytes: bytes, ..default.clone() }
+                Limits { kv_cache_bytes: Some(bytes), ..default.clone() }
             );
         }
     }

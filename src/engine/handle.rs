@@ -8,6 +8,9 @@ use crate::command::{Command, Outcome};
 use crate::error::{Error, Result};
 use crate::ids::ModelId;
 
+/// A number that means "at once, whatever waits": how the end of a session unloads its runs.
+pub const NOW: u64 = u64::MAX;
+
 /// Called exactly once, on the engine's thread (or a writer thread for saves); must not block.
 pub type Reply = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
@@ -21,7 +24,10 @@ pub struct Submission {
 pub enum Message {
     Submit(Submission),
     /// This number of this run was refused at the door and will never come: do not wait for it.
-    Skip { model: ModelId, seq: u64 },
+    Skip {
+        model: ModelId,
+        seq: u64,
+    },
     /// Finish what runs, fail what waits, end the thread.
     Shutdown,
 }

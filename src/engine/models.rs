@@ -6,9 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Device;
 
-use crate::checkpoint;
 use crate::command::{LoraConfig, Restore, RunKind, SampleSource};
 use crate::engine::handle::ModelInfo;
+use crate::engine::memory;
+use crate::engine::sources::{Lanes, Source, Sources};
 use crate::engine::weights;
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, SamplerId};
@@ -117,55 +118,15 @@ impl Run {
     }
 }
 
-/// Weights to sample from.
-#[derive(Clone)]
-pub struct Source {
-    pub base: Arc<Base>,
-    /// Sequences with the same lane decode together.
-    pub lane: u64,
-    pub trained: Option<Trained>,
-}
-
-impl Source {
-    pub fn weights(&self) -> &BaseWeights {
-        match &self.trained {
-            Some(Trained::Full(w)) => w,
-            _ => &self.base.weights,
-        }
-    }
-
-    pub fn adapter(&self) -> Option<&Adapter> {
-        match &self.trained {
-            Some(Trained::Lora(a)) => Some(a),
-            _ => None,
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.trained.as_ref().map_or(0, |t| 4 * t.num_elements() as u64)
-    }
-}
-
-/// A sampler's weights: at hand, or in a file.
-enum Held {
-    Resident(Arc<Source>),
-    Spilled { dir: PathBuf, base_name: String },
-}
-
 /// Everything resident.
 pub struct Models {
     pub device: Device,
     pub kernels: &'static dyn Kernels,
     bases: HashMap<String, Arc<Base>>,
     runs: HashMap<ModelId, Run>,
-    snapshots: HashMap<SamplerId, (Held, u64)>,
-    checkpoints: HashMap<PathBuf, (Arc<Source>, u64)>,
-    /// Counts uses, to find what was used longest ago.
-    uses: u64,
-    next_lane: u64,
-    snapshot_bytes: u64,
-    /// Where snapshots go that memory has no room for.
-    spill_dir: PathBuf,
+    sources: Sources,
+    /// Weights of its own get a lane of its own; base models have the first numbers.
+    lanes: Lanes,
 }
 
 impl Models {
@@ -174,7 +135,8 @@ impl Models {
         let mut by_dir: HashMap<PathBuf, Arc<Base>> = HashMap::new();
         let mut bases = HashMap::new();
         for s in sources {
-            let dir = s.dir.canonicalize().map_err(|e| Error::user(format!("model {}: {}: {e}", s.name, s.dir.display())))?;
+            let dir =
+                s.dir.canonicalize().map_err(|e| Error::user(format!("model {}: {}: {e}", s.name, s.dir.display())))?;
             let base = match by_dir.get(&dir) {
                 Some(base) => base.clone(),
                 None => {
@@ -187,19 +149,14 @@ impl Models {
             };
             bases.insert(s.name.clone(), base);
         }
-        // Snapshots belong to samplers of a process that is gone.
-        let _ = std::fs::remove_dir_all(&spill_dir);
+        let lanes = Lanes::after(by_dir.len() as u64);
         Ok(Self {
             kernels: kernels::for_device(&device),
             device,
-            next_lane: by_dir.len() as u64,
             bases,
             runs: HashMap::new(),
-            snapshots: HashMap::new(),
-            checkpoints: HashMap::new(),
-            uses: 0,
-            snapshot_bytes,
-            spill_dir,
+            sources: Sources::new(snapshot_bytes, spill_dir, lanes.clone()),
+            lanes,
         })
     }
 
@@ -223,11 +180,6 @@ impl Models {
         self.bases.get(name).cloned().ok_or_else(|| Error::user(format!("model {name:?} is not served here")))
     }
 
-    fn fresh_lane(&mut self) -> u64 {
-        self.next_lane += 1;
-        self.next_lane - 1
-    }
-
     /// A new run, from its configuration or from a checkpoint.
     pub fn create(&mut self, model: &ModelId, base_name: &str, kind: RunKind, restore: Option<&Restore>) -> Result<()> {
         let base = self.base(base_name)?;
@@ -237,11 +189,12 @@ impl Models {
         };
         let lane = match trained {
             Trained::Lora(_) => base.lane,
-            Trained::Full(_) => self.fresh_lane(),
+            Trained::Full(_) => self.lanes.fresh(),
         };
         let grads = Grads::new(trained.mats().len());
         let base_name = base_name.to_string();
         let mut run = Run { base, base_name, lane, trained, grads, moments: Moments::default() };
+        memory::admit_run(run.trained.mats(), "a run", memory::available())?;
         if let Some(restore) = restore {
             self.restore(&mut run, restore)?;
         }
@@ -285,119 +238,21 @@ impl Models {
         self.runs.remove(model).is_some()
     }
 
-    /// Forgets the snapshots of a session's samplers.
-    pub fn drop_snapshots(&mut self, session: &str) {
-        let prefix = format!("{session}:sample:");
-        self.snapshots.retain(|id, (held, _)| {
-            let stays = !id.0.starts_with(&prefix);
-            if let (false, Held::Spilled { dir, .. }) = (stays, &held) {
-                let _ = std::fs::remove_dir_all(dir);
-            }
-            stays
-        });
-    }
-
     /// Keeps a run's weights as they are now under a sampler's id. Costs nothing until the run's next step.
     pub fn snapshot(&mut self, model: &ModelId, sampler: &SamplerId) -> Result<()> {
         let run = self.runs.get(model).ok_or_else(|| lost(model))?;
-        let (base, trained) = (run.base.clone(), run.trained.clone());
-        let lane = match trained {
-            Trained::Lora(_) => base.lane,
-            Trained::Full(_) => self.fresh_lane(),
-        };
-        self.uses += 1;
-        let source = Arc::new(Source { base, lane, trained: Some(trained) });
-        self.snapshots.insert(sampler.clone(), (Held::Resident(source), self.uses));
-        self.make_room()
+        self.sources.keep(sampler, run.base.clone(), &run.base_name, run.trained.clone())
+    }
+
+    /// Forgets the snapshots of a session's samplers.
+    pub fn drop_snapshots(&mut self, session: &str) {
+        self.sources.drop_session(session);
     }
 
     /// The weights of a sample request, read from disk if they are not at hand.
     pub fn source(&mut self, base_name: &str, source: &SampleSource) -> Result<Arc<Source>> {
-        self.uses += 1;
-        match source {
-            SampleSource::Base => {
-                let base = self.base(base_name)?;
-                Ok(Arc::new(Source { lane: base.lane, base, trained: None }))
-            }
-            SampleSource::Snapshot(id) => self.snapshot_source(id),
-            SampleSource::Checkpoint(dir) => self.checkpoint_source(base_name, dir),
-        }
-    }
-
-    fn snapshot_source(&mut self, id: &SamplerId) -> Result<Arc<Source>> {
-        let gone = || Error::user(format!("sampler {id}: its weights are gone; save them again or sample from a saved path"));
-        let uses = self.uses;
-        let (held, used) = self.snapshots.get_mut(id).ok_or_else(gone)?;
-        *used = uses;
-        let (dir, base_name) = match held {
-            Held::Resident(source) => return Ok(source.clone()),
-            Held::Spilled { dir, base_name } => (dir.clone(), base_name.clone()),
-        };
-        let source = self.read_source(&base_name, &dir)?;
-        let _ = std::fs::remove_dir_all(&dir);
-        self.snapshots.insert(id.clone(), (Held::Resident(source.clone()), uses));
-        self.make_room()?;
-        Ok(source)
-    }
-
-    fn checkpoint_source(&mut self, base_name: &str, dir: &Path) -> Result<Arc<Source>> {
-        if let Some((source, used)) = self.checkpoints.get_mut(dir) {
-            *used = self.uses;
-            return Ok(source.clone());
-        }
-        let source = self.read_source(base_name, dir)?;
-        self.checkpoints.insert(dir.to_path_buf(), (source.clone(), self.uses));
-        self.make_room()?;
-        Ok(source)
-    }
-
-    fn read_source(&mut self, base_name: &str, dir: &Path) -> Result<Arc<Source>> {
         let base = self.base(base_name)?;
-        let (trained, _) = weights::load(dir, false, &base, &self.device)?;
-        let lane = match trained {
-            Trained::Lora(_) => base.lane,
-            Trained::Full(_) => self.fresh_lane(),
-        };
-        Ok(Arc::new(Source { base, lane, trained: Some(trained) }))
-    }
-
-    /// Sends what was used longest ago to disk until the budget holds; the newest always stays.
-    fn make_room(&mut self) -> Result<()> {
-        loop {
-            let resident = self.snapshots.iter().filter_map(|(id, (held, used))| match held {
-                Held::Resident(source) => Some((*used, source.bytes(), id)),
-                Held::Spilled { .. } => None,
-            });
-            let total: u64 = resident.clone().map(|(_, bytes, _)| bytes).sum::<u64>()
-                + self.checkpoints.values().map(|(s, _)| s.bytes()).sum::<u64>();
-            let oldest_snapshot = resident.min_by_key(|(used, ..)| *used).map(|(used, _, id)| (used, id.clone()));
-            let oldest_checkpoint =
-                self.checkpoints.iter().min_by_key(|(_, (_, used))| *used).map(|(dir, (_, used))| (*used, dir.clone()));
-            if total <= self.snapshot_bytes {
-                return Ok(());
-            }
-            match (oldest_snapshot, oldest_checkpoint) {
-                (Some((used, id)), c) if used < self.uses && c.as_ref().is_none_or(|(u, _)| used < *u) => self.spill(&id)?,
-                (_, Some((used, dir))) if used < self.uses => {
-                    self.checkpoints.remove(&dir);
-                }
-                _ => return Ok(()),
-            }
-        }
-    }
-
-    fn spill(&mut self, id: &SamplerId) -> Result<()> {
-        let Some((Held::Resident(source), used)) = self.snapshots.get(id) else { return Ok(()) };
-        let (source, used) = (source.clone(), *used);
-        let dir = self.spill_dir.join(uuid::Uuid::new_v4().to_string());
-        std::fs::create_dir_all(&self.spill_dir)?;
-        let base_name = self.bases.iter().find(|(_, b)| Arc::ptr_eq(b, &source.base)).map(|(name, _)| name.clone());
-        let base_name = base_name.expect("a source's base is served");
-        let trained = source.trained.as_ref().expect("a snapshot has weights of its own");
-        let image = weights::image(&base_name, source.base.config(), trained, None);
-        checkpoint::save(&dir, &image, &source.base.dir, &[])?;
-        self.snapshots.insert(id.clone(), (Held::Spilled { dir, base_name }, used));
-        Ok(())
+        self.sources.get(base, base_name, source, &self.device)
     }
 }
 

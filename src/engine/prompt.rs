@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::command::{SampleOutput, SampleRequest, TopK};
-use crate::engine::models::Source;
+use crate::engine::sources::Source;
 use crate::error::Result;
 use crate::kernels::{Mat, download};
 use crate::model::batch::{Batch, Group};

@@ -1,14 +1,16 @@
 //! The engine's thread: takes messages, asks the scheduler what is next, does it, answers.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::command::{Command, Outcome, RunCommand, Save};
+use crate::command::{Command, Datum, Outcome, RunCommand, Save};
 use crate::config::limits::Limits;
-use crate::engine::handle::{Message, Reply, Submission};
-use crate::engine::models::{Models, lost};
+use crate::engine::handle::{Message, NOW, Reply, Submission};
+use crate::engine::memory;
+use crate::engine::models::{Models, Run, lost};
 use crate::engine::sample::{Sampler, SamplerLimits};
 use crate::engine::train::{self, Request, Requests};
 use crate::engine::weights;
@@ -17,8 +19,6 @@ use crate::ids::ModelId;
 use crate::model::decoder::Budget;
 use crate::scheduler::{Job, Lane, Scheduler, Work};
 
-/// A number that means "at once, whatever waits": how the end of a session unloads its runs.
-pub const NOW: u64 = u64::MAX;
 /// How long a run waits for a number that never came before it goes on without it (protocol §11.2).
 const GAP_LIMIT: Duration = Duration::from_secs(600);
 /// How often gaps are looked at.
@@ -31,6 +31,8 @@ struct Inbox {
     requests: Requests,
     /// Commands that are barriers of their run, by run and number.
     barriers: HashMap<(ModelId, u64), (RunCommand, Reply)>,
+    /// Values of activations a training pass may keep.
+    activations: usize,
     stopping: bool,
 }
 
@@ -47,18 +49,22 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(models: Models, rx: Receiver<Message>, limits: &Limits) -> Self {
+        // After the models are loaded: half of what is left for training passes, a quarter for sequences.
+        let free = memory::available();
         let values = |bytes: u64| (bytes / 4) as usize;
-        let budget = Budget { activations: values(limits.activation_bytes), logits: values(limits.activation_bytes) / 4 };
+        let activations = values(limits.activation_bytes.unwrap_or(free / 2));
+        let budget = Budget { activations, logits: activations / 4 };
         let sampler = Sampler::new(SamplerLimits {
             sequences: limits.decode_sequences,
             prompt_tokens: limits.pass_tokens,
-            kv_values: values(limits.kv_cache_bytes),
+            kv_values: values(limits.kv_cache_bytes.unwrap_or(free / 4)),
         });
         let inbox = Inbox {
             rx,
             scheduler: Scheduler::new(limits.pass_tokens),
             requests: HashMap::new(),
             barriers: HashMap::new(),
+            activations,
             stopping: false,
         };
         let last_gap_check = Instant::now();
@@ -90,8 +96,11 @@ impl Engine {
     fn perform(&mut self, work: Work) {
         match work {
             Work::Barrier { model, seq } => {
-                if let Some((command, reply)) = self.inbox.barriers.remove(&(model.clone(), seq)) {
-                    self.barrier(&model, seq, command, reply);
+                let Some((command, reply)) = self.inbox.barriers.remove(&(model.clone(), seq)) else { return };
+                // The reply goes down with the panic, which fails its promise.
+                if catch_unwind(AssertUnwindSafe(|| self.barrier(&model, seq, command, reply))).is_err() {
+                    tracing::error!(run = %model, seq_id = seq, "a request panicked; its run is ended");
+                    self.unload(&model);
                 }
             }
             Work::Pass(pass) => {
@@ -226,6 +235,7 @@ impl Inbox {
             return reply(Ok(Outcome::Unloaded));
         }
         if let Err(e) = self.queue(&model, seq, &command, models) {
+            self.scheduler.skip(&model, seq);
             return reply(Err(e));
         }
         let key = (model, seq);
@@ -242,16 +252,31 @@ impl Inbox {
     fn queue(&mut self, model: &ModelId, seq: u64, command: &RunCommand, models: &Models) -> Result<()> {
         let run = models.run(model).ok_or_else(|| lost(model))?;
         let job = match command {
-            RunCommand::ForwardBackward { data, forward_only, .. } => Job::Data {
-                lane: Lane { weights: run.lane, forward_only: *forward_only },
-                tokens: data.iter().map(|d| d.tokens.len()).collect(),
-            },
+            RunCommand::ForwardBackward { data, forward_only, .. } => {
+                self.admit(data, run, *forward_only)?;
+                Job::Data {
+                    lane: Lane { weights: run.lane, forward_only: *forward_only },
+                    tokens: data.iter().map(|d| d.tokens.len()).collect(),
+                }
+            }
             _ => Job::Barrier,
         };
         if self.scheduler.push(model, seq, job) {
             return Ok(());
         }
         Err(Error::user(format!("seq_id {seq} of run {model} was used already")))
+    }
+
+    /// Refuses a datum that memory could not hold in a training pass.
+    fn admit(&self, data: &[Datum], run: &Run, forward_only: bool) -> Result<()> {
+        let longest = memory::longest_datum(run.base.config(), self.activations);
+        match data.iter().position(|d| d.tokens.len() > longest) {
+            Some(i) if !forward_only => Err(Error::user(format!(
+                "datum {i}: {} tokens are more than this server's memory can train on at once; at most {longest}",
+                data[i].tokens.len()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Fails what waits of a run that ended.

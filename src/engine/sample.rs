@@ -8,22 +8,21 @@ use rayon::prelude::*;
 
 use crate::command::{Outcome, SampleOutput, SampleRequest, Sequence, StopReason, TopK};
 use crate::engine::handle::Reply;
-use crate::engine::models::{Models, Source};
-use crate::engine::prompt;
+use crate::engine::models::Models;
+use crate::engine::prefill::{self, PromptDone, context, kv_values, rows_of};
+use crate::engine::sources::Source;
 use crate::error::{Error, Result};
-use crate::kernels::{Pass, download};
-use crate::model::batch::{Batch, Group};
+use crate::kernels::download;
 use crate::model::kv_cache::{KvCache, Stretch};
-use crate::model::layer::Context;
 use crate::sampling::{self, StopState};
 
 /// Tokens a sequence's own cache has room for at first; it doubles as needed.
 const FIRST_ROOM: usize = 64;
 
 /// A request whose prompt still has to be run.
-struct Waiting {
-    request: SampleRequest,
-    source: Arc<Source>,
+pub struct Waiting {
+    pub request: SampleRequest,
+    pub source: Arc<Source>,
     reply: Reply,
 }
 
@@ -156,7 +155,8 @@ impl Sampler {
         let mut i = 0;
         while i < self.waiting.len() {
             let w = &self.waiting[i];
-            let (len, need) = (w.request.prompt.len(), kv_values(&w.source, w.request.prompt.len() + w.request.params.max_tokens));
+            let (len, need) =
+                (w.request.prompt.len(), kv_values(&w.source, w.request.prompt.len() + w.request.params.max_tokens));
             let fits = tokens == 0 || tokens + len <= self.limits.prompt_tokens;
             if w.source.lane != lane || !fits {
                 i += 1;
@@ -179,7 +179,7 @@ impl Sampler {
     fn prefill(&mut self, models: &Models, mut taken: Vec<Waiting>, breathe: &mut dyn FnMut()) {
         // Requests of one adapter lie side by side, so that it acts on them in one product.
         taken.sort_by_key(|w| Arc::as_ptr(&w.source) as usize);
-        match catch_unwind(AssertUnwindSafe(|| run_prompts(models, &taken, breathe))) {
+        match catch_unwind(AssertUnwindSafe(|| prefill::run_prompts(models, &taken, breathe))) {
             Ok(results) => {
                 for (w, result) in taken.into_iter().zip(results) {
                     match result {
@@ -251,8 +251,7 @@ impl Sampler {
         let sequence = Sequence { tokens: Vec::new(), logprobs: Vec::new(), stop_reason: StopReason::Length, topk };
         let room = job.request.params.max_tokens.min(FIRST_ROOM);
         let own = Stretch::new(base.config(), room, &models.device);
-        let mut active =
-            Active { job: id, index, cache: KvCache { prompt: job.prompt.clone(), own }, stop, sequence };
+        let mut active = Active { job: id, index, cache: KvCache { prompt: job.prompt.clone(), own }, stop, sequence };
         let token = draw(&job.request, index, 0, &job.first_logits)?;
         let ended = active.push(&job.request, token);
         Ok((active, ended))
@@ -281,7 +280,8 @@ impl Sampler {
     /// Answers requests whose sequences have all ended, and forgets failed ones.
     fn finish_jobs(&mut self) {
         for (_, job) in &mut self.jobs {
-            if job.running == 0 && job.next_sample == job.request.num_samples
+            if job.running == 0
+                && job.next_sample == job.request.num_samples
                 && let Some(reply) = job.reply.take()
             {
                 let mut output = std::mem::take(&mut job.output);
@@ -350,67 +350,6 @@ fn next_lane(lanes: impl Iterator<Item = u64> + Clone, last: u64) -> Option<u64>
 
 fn panicked() -> Error {
     Error::server("an internal error ended this request")
-}
-
-fn kv_values(source: &Source, tokens: usize) -> usize {
-    let c = source.base.config();
-    2 * c.num_layers * c.kv_size() * tokens
-}
-
-fn context<'a>(models: &Models, source: &'a Source, batch: &'a Batch<'a>) -> Context<'a> {
-    Context {
-        kernels: models.kernels,
-        weights: source.weights(),
-        rope: &source.base.rope,
-        pass: Pass::Sample,
-        batch,
-    }
-}
-
-/// A batch of one row per source, (token, position) each; equal neighbours form a group.
-fn rows_of(sources: &[Arc<Source>], rows: impl Iterator<Item = (u32, u32)>) -> Batch<'_> {
-    let (tokens, positions) = rows.unzip();
-    let mut groups: Vec<Group> = Vec::new();
-    for (i, source) in sources.iter().enumerate() {
-        match groups.last_mut() {
-            Some(g) if Arc::ptr_eq(source, &sources[i - 1]) => g.rows.end = i + 1,
-            _ => groups.push(Group { rows: i..i + 1, adapter: source.adapter(), seqs: Vec::new() }),
-        }
-    }
-    Batch { tokens, positions, groups }
-}
-
-struct PromptDone {
-    output: SampleOutput,
-    stretch: Stretch,
-    logits: Vec<f32>,
-}
-
-/// Runs the prompts of one lane: their caches, what was asked about them, and the logits behind each.
-fn run_prompts(models: &Models, taken: &[Waiting], breathe: &mut dyn FnMut()) -> Vec<Result<PromptDone>> {
-    let mut groups: Vec<(Option<_>, Vec<&[u32]>)> = Vec::new();
-    for (i, w) in taken.iter().enumerate() {
-        let same = i > 0 && Arc::ptr_eq(&w.source, &taken[i - 1].source);
-        if !same {
-            groups.push((w.source.adapter(), Vec::new()));
-        }
-        groups.last_mut().expect("just pushed").1.push(&w.request.prompt);
-    }
-    let batch = Batch::pack(groups);
-    let context_ = context(models, &taken[0].source, &batch);
-    let (h, stretches) = context_.prefill(&models.device, breathe);
-    let seqs = batch.seqs();
-    let last: Vec<_> = seqs.iter().map(|s| h.clone().narrow(0, s.end - 1, 1)).collect();
-    let sources: Vec<Arc<Source>> = taken.iter().map(|w| w.source.clone()).collect();
-    let last_batch = rows_of(&sources, seqs.iter().map(|s| (batch.tokens[s.end - 1], (s.len() - 1) as u32)));
-    let logits = download(context(models, &taken[0].source, &last_batch).logits(&crate::kernels::Mat::cat(last, 0)));
-    let vocab = taken[0].source.base.config().vocab_size;
-    let mut done = Vec::with_capacity(taken.len());
-    for (((w, rows), stretch), logits) in taken.iter().zip(seqs).zip(stretches).zip(logits.chunks(vocab)) {
-        let output = prompt::outputs(&context_, &w.request, &w.source, &h, rows);
-        done.push(output.map(|output| PromptDone { output, stretch, logits: logits.to_vec() }));
-    }
-    done
 }
 
 struct Drawn {

@@ -132,7 +132,8 @@ impl Work {
         }
         let groups = parts.iter().map(|p| {
             let lora = if let Trained::Lora(a) = &p.trained { Some(a) } else { None };
-            let seqs: Vec<Vec<u32>> = requests[&p.key].data[p.datums.clone()].iter().map(|d| d.tokens.clone()).collect();
+            let seqs: Vec<Vec<u32>> =
+                requests[&p.key].data[p.datums.clone()].iter().map(|d| d.tokens.clone()).collect();
             (lora, seqs)
         });
         let batch = Batch::pack(groups.collect());

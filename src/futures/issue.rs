@@ -5,7 +5,7 @@ use std::fmt;
 use tokio::sync::watch;
 
 use crate::command::{Command, RunCommand};
-use crate::engine::NOW;
+use crate::engine::handle::NOW;
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 

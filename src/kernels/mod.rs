@@ -5,10 +5,10 @@
 
 mod reference;
 
-#[cfg(feature = "flex")]
-pub mod cpu;
 #[cfg(test)]
 mod agreement;
+#[cfg(feature = "flex")]
+pub mod cpu;
 
 use std::ops::Range;
 
@@ -128,7 +128,15 @@ pub trait Kernels: Send + Sync {
     fn rms_norm_grad(&self, dx: Option<Mat>, dy: &Mat, x: &Mat, w: &Mat, eps: f32) -> Mat;
 
     /// `acc + ∂/∂w`, one range of rows after the other: → (1, n).
-    fn rms_norm_weight_grad(&self, acc: Option<Mat>, dy: &Mat, x: &Mat, n: usize, eps: f32, rows: &[Range<usize>]) -> Mat;
+    fn rms_norm_weight_grad(
+        &self,
+        acc: Option<Mat>,
+        dy: &Mat,
+        x: &Mat,
+        n: usize,
+        eps: f32,
+        rows: &[Range<usize>],
+    ) -> Mat;
 
     /// Rotates each head of x (T, heads·H) by its row's position; `inverse` is the derivative.
     fn rope(&self, x: Mat, table: &RopeTable, positions: &[u32], inverse: bool) -> Mat;

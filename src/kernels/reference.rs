@@ -111,9 +111,8 @@ impl Kernels for Reference {
     }
 
     fn lora_up(&self, _: Pass, y: Mat, xa: &[Mat], parts: &[LoraRows]) -> Mat {
-        let up = |y, (p, xa): (&LoraRows, &Mat)| {
-            add_rows(y, &p.rows, xa.clone().matmul(p.b.clone().transpose()) * p.scale)
-        };
+        let up =
+            |y, (p, xa): (&LoraRows, &Mat)| add_rows(y, &p.rows, xa.clone().matmul(p.b.clone().transpose()) * p.scale);
         parts.iter().zip(xa).fold(y, up)
     }
 
@@ -253,7 +252,9 @@ impl Kernels for Reference {
         let lse = download((logits.clone() - m.clone()).exp().sum_dim(1).log() + m);
         let [t, v] = logits.dims();
         let at: Vec<u32> = (0..t)
-            .flat_map(|i| targets.ids[targets.offsets[i]..targets.offsets[i + 1]].iter().map(move |id| (i * v) as u32 + id))
+            .flat_map(|i| {
+                targets.ids[targets.offsets[i]..targets.offsets[i + 1]].iter().map(move |id| (i * v) as u32 + id)
+            })
             .collect();
         if at.is_empty() {
             return (lse, Vec::new());
@@ -273,7 +274,9 @@ impl Kernels for Reference {
         let lse = upload(lse.to_vec(), [t, 1], &device);
         let softmax_part = (logits - lse).exp() * upload(sums, [t, 1], &device).neg();
         let at: Vec<u32> = (0..t)
-            .flat_map(|i| targets.ids[targets.offsets[i]..targets.offsets[i + 1]].iter().map(move |id| (i * v) as u32 + id))
+            .flat_map(|i| {
+                targets.ids[targets.offsets[i]..targets.offsets[i + 1]].iter().map(move |id| (i * v) as u32 + id)
+            })
             .collect();
         if at.is_empty() {
             return softmax_part;

@@ -2,6 +2,7 @@
 
 use crate::kernels::Mat;
 use crate::model::batch::Batch;
+use crate::model::config::DecoderConfig;
 use crate::model::grads::Grads;
 use crate::model::head::{HeadTape, PassTargets};
 use crate::model::layer::{Context, Tape};
@@ -38,7 +39,7 @@ pub struct Forward {
 pub type Breather<'a> = &'a mut dyn FnMut();
 
 /// Values a layer keeps for each token.
-fn tape_values(c: &crate::model::config::DecoderConfig) -> usize {
+pub fn tape_values(c: &DecoderConfig) -> usize {
     let raw = if c.qk_norm { c.q_size() + c.kv_size() } else { 0 };
     2 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + raw + 2 * c.intermediate_size + c.num_heads
 }
@@ -136,9 +137,8 @@ impl Context<'_> {
 
 /// The lowest layer in which any group has an adapter; the number of layers when none has.
 fn lowest_adapted_layer(batch: &Batch, num_layers: usize) -> usize {
-    let lowest = |sites: &[Site]| {
-        sites.iter().find_map(|s| if let Site::Layer(layer, _) = s { Some(*layer) } else { None })
-    };
+    let lowest =
+        |sites: &[Site]| sites.iter().find_map(|s| if let Site::Layer(layer, _) = s { Some(*layer) } else { None });
     let adapters = batch.groups.iter().filter_map(|g| g.adapter);
     adapters.filter_map(|a| lowest(&a.sites)).min().unwrap_or(num_layers)
 }

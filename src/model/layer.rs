@@ -86,9 +86,11 @@ impl Context<'_> {
     pub fn qkv(&self, x: &Mat, layer: usize) -> Qkv {
         let h = self.norm(x, layer, LayerParam::InputNorm);
         let [(q, xq), (k, xk), (v, xv)] = self.project(&h, layer, [Proj::Q, Proj::K, Proj::V]);
-        let normed = self.weights.config.qk_norm.then(|| {
-            (self.norm(&q, layer, LayerParam::QNorm), self.norm(&k, layer, LayerParam::KNorm))
-        });
+        let normed = self
+            .weights
+            .config
+            .qk_norm
+            .then(|| (self.norm(&q, layer, LayerParam::QNorm), self.norm(&k, layer, LayerParam::KNorm)));
         let (raw_qk, (q, k)) = match normed {
             Some(normed) => (Some((q, k)), normed),
             None => (None, (q, k)),
@@ -128,7 +130,15 @@ impl Context<'_> {
     /// From the output's gradient to the input's; parameter gradients go to each group's accumulators.
     ///
     /// `full`: the batch is one run whose base weights are trained. `input_grad`: whether anybody below needs the result.
-    pub fn backward(&self, dy: Mat, tape: Tape, layer: usize, grads: &mut [Grads], full: bool, input_grad: bool) -> Mat {
+    pub fn backward(
+        &self,
+        dy: Mat,
+        tape: Tape,
+        layer: usize,
+        grads: &mut [Grads],
+        full: bool,
+        input_grad: bool,
+    ) -> Mat {
         let mut b = Backward { c: self, layer, grads, full };
         let Tape { x, raw_qk, q, k, v, o, lse, mid, gate, up, xa: [xq, xk, xv, xo, xg, xu, xd] } = tape;
 

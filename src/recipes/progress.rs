@@ -24,11 +24,6 @@ impl<W: Write> Progress<W> {
         Self { out, name, full, values: Vec::new() }
     }
 
-    /// A heading above the lines that follow.
-    pub fn title(&mut self, text: &str) -> std::io::Result<()> {
-        writeln!(self.out, "\n{text}")
-    }
-
     /// Notes the value of `step` and shows it.
     pub fn step(&mut self, step: usize, value: f64, note: &str) -> std::io::Result<()> {
         self.values.push(value);

@@ -66,13 +66,27 @@ pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usiz
         op.write(*first, h * dim, dim, &out);
         lp.write(*first, *h, 1, &l[..m]);
     };
-    if total * n * dim <= 1 << 12 { tasks.iter().for_each(run) } else { tasks.par_iter().for_each(run) }
+    if total * n * dim <= 1 << 12 {
+        tasks.iter().for_each(run)
+    } else {
+        tasks.par_iter().for_each(run)
+    }
     (o, lse)
 }
 
 /// `s = q[first..first+m] · k[start..start+seen]ᵀ / √H` for one head.
 #[expect(clippy::too_many_arguments, reason = "one block's place")]
-fn scores(s: &mut [f32], q: &[f32], k: &[f32], heads: Heads, h: usize, first: usize, m: usize, start: usize, seen: usize) {
+fn scores(
+    s: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    heads: Heads,
+    h: usize,
+    first: usize,
+    m: usize,
+    start: usize,
+    seen: usize,
+) {
     let Heads { n, kv, dim } = heads;
     let queries = View::rows(&q[(first * n + h) * dim..], n * dim);
     let keys = View::transposed(&k[(start * kv + h / (n / kv)) * dim..], kv * dim);
@@ -97,11 +111,7 @@ pub fn backward(d_o: &[f32], saved: &Saved, heads: Heads, seqs: &[Range<usize>])
     let Heads { n, kv, dim } = heads;
     let total = saved.q.len() / (n * dim);
     let (mut dq, mut dk, mut dv) = (buffer(total * n * dim), buffer(total * kv * dim), buffer(total * kv * dim));
-    let out = [
-        Patches::new(&mut dq, n * dim),
-        Patches::new(&mut dk, kv * dim),
-        Patches::new(&mut dv, kv * dim),
-    ];
+    let out = [Patches::new(&mut dq, n * dim), Patches::new(&mut dk, kv * dim), Patches::new(&mut dv, kv * dim)];
     let tasks: Vec<(usize, Range<usize>)> = seqs.iter().flat_map(|s| (0..kv).map(move |g| (g, s.clone()))).collect();
     tasks.par_iter().for_each(|(g, seq)| group_backward(d_o, saved, heads, *g, seq, &out));
     (dq, dk, dv)
@@ -128,7 +138,13 @@ fn group_backward(d_o: &[f32], saved: &Saved, heads: Heads, g: usize, seq: &Rang
                 let row = at + i * n * dim;
                 let delta = inner(&saved.o[row..row + dim], &d_o[row..row + dim]);
                 let visible = seen - m + i + 1;
-                attention_grad_row(&mut s[..visible], &mut dp[..visible], saved.lse[(first + i) * n + h], delta, scale(dim));
+                attention_grad_row(
+                    &mut s[..visible],
+                    &mut dp[..visible],
+                    saved.lse[(first + i) * n + h],
+                    delta,
+                    scale(dim),
+                );
                 s[visible..].fill(0.0);
                 dp[visible..].fill(0.0);
             }

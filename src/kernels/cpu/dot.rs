@@ -99,7 +99,11 @@ unsafe fn tile_rows_any<V: Lanes>(x: &[f32], m: usize, k: usize, w: &[f32], coun
                 }
                 while i < last {
                     let (xi, yi) = (x.as_ptr().add(i * k), y.add(i * ldy + j));
-                    if wide { tile::<V, 1, 4>(xi, wj, k, yi, ldy) } else { tile::<V, 1, 1>(xi, wj, k, yi, ldy) }
+                    if wide {
+                        tile::<V, 1, 4>(xi, wj, k, yi, ldy)
+                    } else {
+                        tile::<V, 1, 1>(xi, wj, k, yi, ldy)
+                    }
                     i += 1;
                 }
                 j += if wide { 4 } else { 1 };
@@ -111,7 +115,13 @@ unsafe fn tile_rows_any<V: Lanes>(x: &[f32], m: usize, k: usize, w: &[f32], coun
 
 /// `MX × NW` inner products side by side.
 #[inline(always)]
-unsafe fn tile<V: Lanes, const MX: usize, const NW: usize>(x: *const f32, w: *const f32, k: usize, y: *mut f32, ldy: usize) {
+unsafe fn tile<V: Lanes, const MX: usize, const NW: usize>(
+    x: *const f32,
+    w: *const f32,
+    k: usize,
+    y: *mut f32,
+    ldy: usize,
+) {
     unsafe {
         let mut acc = [[V::splat(0.0); NW]; MX];
         let whole = k / V::N * V::N;
@@ -140,7 +150,12 @@ unsafe fn tile<V: Lanes, const MX: usize, const NW: usize>(x: *const f32, w: *co
 }
 
 #[inline(always)]
-unsafe fn step<V: Lanes, const MX: usize, const NW: usize>(acc: &mut [[V; NW]; MX], x: *const f32, w: *const f32, ld: usize) {
+unsafe fn step<V: Lanes, const MX: usize, const NW: usize>(
+    acc: &mut [[V; NW]; MX],
+    x: *const f32,
+    w: *const f32,
+    ld: usize,
+) {
     unsafe {
         let mut wv = [V::splat(0.0); NW];
         for (j, v) in wv.iter_mut().enumerate() {

@@ -365,8 +365,9 @@ mod tests {
             let (a, b) = (matrix(m * k, 1), matrix(k * n, 2));
             let at: Vec<f32> = (0..k * m).map(|i| a[i % m * k + i / m]).collect();
             let bt: Vec<f32> = (0..n * k).map(|i| b[i % k * n + i / k]).collect();
-            let want: Vec<f64> =
-                (0..m * n).map(|i| (0..k).map(|p| f64::from(a[i / n * k + p]) * f64::from(b[p * n + i % n])).sum()).collect();
+            let want: Vec<f64> = (0..m * n)
+                .map(|i| (0..k).map(|p| f64::from(a[i / n * k + p]) * f64::from(b[p * n + i % n])).sum())
+                .collect();
             for (av, bv) in [
                 (View::rows(&a, k), View::rows(&b, n)),
                 (View::transposed(&at, m), View::rows(&b, n)),

@@ -11,6 +11,7 @@ pub mod gemm;
 mod math;
 mod rows;
 pub mod simd;
+mod thin;
 
 use std::ops::Range;
 
@@ -91,6 +92,21 @@ impl Kernels for Cpu {
         let ([_, n], [_, k]) = (dy.dims(), x.dims());
         let (dys, xs) = (values(dy), values(x));
         update(accumulator(acc, [n, k]), |acc| {
+            if n.min(k) <= thin::THIN {
+                // The left side is the thin one, or the right side is and the result is its transpose.
+                let left = n <= k;
+                let rows = |p: &RowPair| {
+                    let (small, wide) = if left { (p.left.start, p.right) } else { (p.right, p.left.start) };
+                    thin::Rows { small, wide, len: p.left.len() }
+                };
+                let rows: Vec<thin::Rows> = pairs.iter().map(rows).collect();
+                let operands = if left {
+                    thin::Operands { small: &dys, r: n, wide: &xs, n: k }
+                } else {
+                    thin::Operands { small: &xs, r: k, wide: &dys, n }
+                };
+                return thin::outer(operands, &rows, scale, acc, !left);
+            }
             for p in pairs {
                 let (a, b) = (View::transposed(&dys[p.left.start * n..], n), View::rows(&xs[p.right * k..], k));
                 Gemm::new(n, k, p.left.len()).alpha(scale).accumulate().run(a, b, acc, k);
@@ -222,10 +238,8 @@ impl Kernels for Cpu {
     fn attention_cached(&self, q: &Mat, heads: Heads, caches: &[Vec<KvSpan>]) -> Mat {
         let held: Vec<Vec<(Values, Values, usize)>> =
             caches.iter().map(|c| c.iter().map(|s| (values(s.k), values(s.v), s.len)).collect()).collect();
-        let spans: Vec<Vec<attention::Span>> = held
-            .iter()
-            .map(|c| c.iter().map(|(k, v, len)| attention::Span { k, v, len: *len }).collect())
-            .collect();
+        let spans: Vec<Vec<attention::Span>> =
+            held.iter().map(|c| c.iter().map(|(k, v, len)| attention::Span { k, v, len: *len }).collect()).collect();
         matrix(attention::cached(&values(q), heads, &spans), q.dims())
     }
 

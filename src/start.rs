@@ -1,0 +1,95 @@
+//! What each subcommand starts: logging, models, engine, server.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::Config;
+use crate::config::env::Env;
+use crate::config::models::ModelSource as From;
+use crate::config::serve::ServeArgs;
+use crate::config::store::scratch_dir;
+use crate::engine::{self, ModelSource};
+use crate::recipes::{demo, demo_model};
+use crate::{hub, server};
+
+/// The demo's model, as clients name it, and the key its client shows.
+const DEMO_MODEL: &str = "demo/adder";
+const DEMO_KEY: &str = "tml-demo";
+const DEMO_SEED: u64 = 7;
+
+/// `tinderbox serve`: until ctrl-c or SIGTERM.
+pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    log("info,sqlx=warn");
+    let config = Config::new(args, &Env::from_process()?)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // The port is taken before the models are loaded: a busy one is found out at once.
+    let listener = runtime.block_on(server::bind(&config))?;
+    let engine = engine(&config)?;
+    runtime.block_on(server::run(config, engine, listener, server::signalled()))
+}
+
+/// `tinderbox demo`: a server in a folder of its own, and the two loops against it.
+pub fn demo() -> anyhow::Result<()> {
+    log("warn");
+    let folder = scratch_dir();
+    let result = demo_in(&folder);
+    let _ = std::fs::remove_dir_all(&folder);
+    result
+}
+
+fn demo_in(folder: &std::path::Path) -> anyhow::Result<()> {
+    let model = folder.join("model");
+    demo_model::write(&model, DEMO_SEED)?;
+    let args = ServeArgs {
+        model: vec![format!("{DEMO_MODEL}={}", model.display())],
+        data_dir: Some(folder.join("data")),
+        ..ServeArgs::default()
+    };
+    let mut config = Config::new(args, &Env::empty())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let listener = match runtime.block_on(server::bind(&config)) {
+        Ok(listener) => listener,
+        Err(_) => {
+            config.bind.port = 0;
+            runtime.block_on(server::bind(&config))?
+        }
+    };
+    let url = format!("http://{}", listener.local_addr()?);
+    let engine = engine(&config)?;
+    runtime.block_on(async {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = tokio::spawn(server::run(config, engine, listener, async {
+            let _ = stopped.await;
+        }));
+        let trained = tokio::select! {
+            trained = demo::run(&url, DEMO_KEY, DEMO_MODEL, &model) => trained,
+            () = server::signalled() => Ok(()),
+        };
+        if trained.is_ok() && std::io::stdout().is_terminal() {
+            server::signalled().await;
+        }
+        let _ = stop.send(());
+        serving.await??;
+        trained
+    })
+}
+
+fn engine(config: &Config) -> anyhow::Result<engine::handle::Handle> {
+    let mut sources = Vec::new();
+    for model in &config.models {
+        let dir = match &model.source {
+            From::Dir(dir) => dir.clone(),
+            From::Hub(id) => hub::resolve(id, &config.hub.cache_dir, config.hub.offline)?,
+        };
+        sources.push(ModelSource { name: model.name.clone(), dir });
+    }
+    Ok(engine::spawn(&sources, &config.device, &config.store.data_dir, &config.limits)?)
+}
+
+/// To stderr; `RUST_LOG` decides what, `default` where it is not set.
+fn log(default: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let color = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(color).init();
+}
