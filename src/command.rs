@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::ids::{ModelId, SamplerId};
+use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 
 /// One training example, already checked: every vector has the length of `tokens`.
 #[derive(Clone, Debug, PartialEq)]
@@ -195,7 +195,15 @@ pub enum RunCommand {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     Run { model: ModelId, seq: u64, command: RunCommand },
-    Sample(SampleRequest),
+    Sample { origin: Origin, request: SampleRequest },
+}
+
+/// Who asked for a sample: slots are shared among owners, and a session's end or a cancelled promise frees them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    pub owner: OwnerId,
+    pub session: SessionId,
+    pub promise: RequestId,
 }
 
 /// One float32 array per datum, with the trailing shape `[]` or `[K]`.

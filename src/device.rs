@@ -1,5 +1,7 @@
 //! The backend choice: the only place that names Burn's devices.
 
+use std::path::Path;
+
 use burn::tensor::Device;
 
 use crate::config::device::DeviceChoice;
@@ -11,7 +13,7 @@ use crate::error::{Error, Result};
 /// A user error when this build lacks the backend; it lists the ones it has.
 pub fn open(choice: &DeviceChoice) -> Result<Device> {
     match choice {
-        DeviceChoice::Auto => Ok(automatic()),
+        DeviceChoice::Auto => automatic(),
         #[cfg(feature = "flex")]
         DeviceChoice::Flex => Ok(Device::flex()),
         #[cfg(feature = "wgpu")]
@@ -41,24 +43,16 @@ pub fn available() -> Vec<&'static str> {
     .collect()
 }
 
-/// A GPU with a driver of its own, else the CPU. A Vulkan driver that computes on the CPU is slower than our own
-/// kernels there, so `wgpu` and `vulkan` are taken only when asked for by name.
-fn automatic() -> Device {
-    #[cfg(feature = "cuda")]
-    return Device::cuda(0);
-    #[cfg(all(feature = "rocm", not(feature = "cuda")))]
-    return Device::rocm(0);
-    #[cfg(all(feature = "flex", not(any(feature = "cuda", feature = "rocm"))))]
-    return Device::flex();
-    #[cfg(not(any(feature = "flex", feature = "cuda", feature = "rocm")))]
-    return {
-        #[cfg(feature = "vulkan")]
-        {
-            Device::vulkan(burn::tensor::DeviceKind::DefaultDevice)
-        }
-        #[cfg(all(feature = "wgpu", not(feature = "vulkan")))]
-        {
-            Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)
-        }
-    };
+/// The first of: a GPU whose kernel driver is loaded, the CPU, whatever else this build has. A Vulkan driver may well
+/// compute on the CPU, more slowly than our own kernels there, so `wgpu` and `vulkan` come last.
+fn automatic() -> Result<Device> {
+    let order = [
+        (Path::new("/dev/nvidiactl").exists(), DeviceChoice::Cuda(0)),
+        (Path::new("/dev/kfd").exists(), DeviceChoice::Rocm(0)),
+        (true, DeviceChoice::Flex),
+        (true, DeviceChoice::Vulkan),
+        (true, DeviceChoice::Wgpu),
+    ];
+    let mut there = order.into_iter().filter_map(|(there, choice)| there.then_some(choice));
+    there.find_map(|choice| open(&choice).ok()).ok_or_else(|| Error::user("this build has no backend for this machine"))
 }

@@ -8,7 +8,6 @@ use crate::config::Config;
 use crate::config::env::Env;
 use crate::config::models::ModelSource as From;
 use crate::config::serve::ServeArgs;
-use crate::config::store::scratch_dir;
 use crate::engine::{self, ModelSource};
 use crate::recipes::{demo, demo_model};
 use crate::{hub, server};
@@ -32,10 +31,7 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
 /// `tinderbox demo`: a server in a folder of its own, and the two loops against it.
 pub fn demo() -> anyhow::Result<()> {
     log("warn");
-    let folder = scratch_dir();
-    let result = demo_in(&folder);
-    let _ = std::fs::remove_dir_all(&folder);
-    result
+    demo_in(tempfile::tempdir()?.path())
 }
 
 fn demo_in(folder: &std::path::Path) -> anyhow::Result<()> {

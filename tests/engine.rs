@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 
 use tinderbox::command::{
-    AdamParams, Command, Datum, LoraConfig, Loss, LossInputs, Outcome, Restore, RunCommand, RunKind, SampleOutput,
-    SampleRequest, SampleSource, SamplingParams, Save, Stop,
+    AdamParams, Command, Datum, LoraConfig, Loss, LossInputs, Origin, Outcome, Restore, RunCommand, RunKind,
+    SampleOutput, SampleRequest, SampleSource, SamplingParams, Save, Stop,
 };
 use tinderbox::config::device::{Device, DeviceChoice, Dtype};
 use tinderbox::config::limits::Limits;
 use tinderbox::engine::handle::Handle;
 use tinderbox::engine::{ModelSource, spawn};
 use tinderbox::error::Result;
-use tinderbox::ids::{ModelId, SamplerId};
+use tinderbox::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 
 const BASE: &str = "tiny";
 const VOCAB: u32 = 64;
@@ -46,6 +46,15 @@ impl Engine {
         let (tx, rx) = channel();
         self.handle.submit(command, Box::new(move |result| tx.send(result).unwrap_or(())));
         rx
+    }
+
+    fn sample(&self, owner: &str, request: SampleRequest) -> Receiver<Result<Outcome>> {
+        let origin = Origin {
+            owner: OwnerId(owner.into()),
+            session: SessionId(format!("session of {owner}")),
+            promise: RequestId::random(),
+        };
+        self.submit(Command::Sample { origin, request })
     }
 
     fn run(&self, model: &str, seq: u64, command: RunCommand) -> Receiver<Result<Outcome>> {
@@ -138,7 +147,7 @@ fn life(engine: &Engine, neighbours: impl Fn(u64)) -> (Vec<Vec<Vec<u32>>>, Vec<V
     engine.run("mine", 7, RunCommand::Save(Save::Snapshot { sampler: sampler.clone() })).recv().unwrap().unwrap();
     neighbours(9);
     let requests = [sample(SampleSource::Snapshot(sampler), 3, 4, 20), sample(SampleSource::Base, 4, 2, 20)];
-    let pending = requests.map(|r| engine.submit(Command::Sample(r)));
+    let pending = requests.map(|r| engine.sample("me", r));
     (passes, pending.map(|p| bits(&sampled(p.recv().unwrap()))).into())
 }
 
@@ -167,7 +176,7 @@ fn neighbours_change_no_bit_of_training_or_sampling() {
         engine.run("diverged", seq, fb(vec![datum(30, 5), datum(3, 6)]));
         engine.run("long", seq, fb(vec![datum(400, 7), datum(17, 8)]));
         for seed in 20..26 {
-            engine.submit(Command::Sample(sample(SampleSource::Base, seed, 3, 15)));
+            engine.sample("other", sample(SampleSource::Base, seed, 3, 15));
         }
     });
     assert_eq!(alone.0, beside.0, "training");
@@ -177,7 +186,7 @@ fn neighbours_change_no_bit_of_training_or_sampling() {
 #[test]
 fn a_sample_depends_on_its_seed_and_index_alone() {
     let engine = Engine::start(Limits::default());
-    let run = |n| bits(&sampled(engine.submit(Command::Sample(sample(SampleSource::Base, 5, n, 12))).recv().unwrap()));
+    let run = |n| bits(&sampled(engine.sample("me", sample(SampleSource::Base, 5, n, 12)).recv().unwrap()));
     let (one, six) = (run(1), run(6));
     assert_eq!(one[0], six[0]);
     assert_ne!(six[0], six[1]);
@@ -221,6 +230,38 @@ fn a_restored_run_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn a_snapshot_keeps_its_weights_while_training_goes_on() {
+    let engine = Engine::start(Limits { snapshot_bytes: 1 << 16, ..Limits::default() });
+    engine.create("a", 4);
+    let train = |seq| {
+        engine.run("a", seq, fb(vec![datum(12, 1)]));
+        engine.run("a", seq + 1, step(0.05)).recv().unwrap().unwrap();
+    };
+    let keep = |seq, n: u64| {
+        let sampler = SamplerId(format!("s:sample:{n}"));
+        let save = RunCommand::Save(Save::Snapshot { sampler: sampler.clone() });
+        engine.run("a", seq, save).recv().unwrap().unwrap();
+        sampler
+    };
+    let look = |s: &SamplerId| {
+        bits(&sampled(engine.sample("me", sample(SampleSource::Snapshot(s.clone()), 3, 2, 8)).recv().unwrap()))
+    };
+    train(1);
+    let old = keep(3, 0);
+    let before = look(&old);
+    train(4);
+    assert_eq!(look(&old), before);
+    assert_ne!(look(&keep(6, 1)), before);
+    // More snapshots than memory is given for: the old one comes back from disk, the same to the bit.
+    for n in 0..40 {
+        train(7 + 3 * n);
+        keep(9 + 3 * n, 2 + n);
+    }
+    assert!(engine.path("snapshots").read_dir().unwrap().next().is_some(), "nothing was sent to disk");
+    assert_eq!(look(&old), before);
+}
+
+#[test]
 fn unloading_fails_what_waits() {
     let engine = Engine::start(Limits::default());
     engine.create("a", 2);
@@ -228,4 +269,16 @@ fn unloading_fails_what_waits() {
     engine.run("a", tinderbox::engine::handle::NOW, RunCommand::Unload).recv().unwrap().unwrap();
     assert!(waiting.recv().unwrap().is_err());
     assert!(engine.run("a", 6, step(0.1)).recv().unwrap().is_err());
+}
+
+#[test]
+fn one_owner_cannot_keep_another_waiting_and_an_ended_session_frees_its_slots() {
+    let engine = Engine::start(Limits { decode_sequences: 4, ..Limits::default() });
+    let flood = engine.sample("flood", sample(SampleSource::Base, 1, 500, 400));
+    let small = engine.sample("small", sample(SampleSource::Base, 2, 2, 5));
+    sampled(small.recv().unwrap());
+    assert!(flood.try_recv().is_err(), "the flood would have had to finish first");
+    engine.handle.end_session(SessionId("session of flood".into()));
+    let error = flood.recv().unwrap().unwrap_err();
+    assert!(error.message.contains("session"), "{error}");
 }

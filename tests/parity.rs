@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use safetensors::SafeTensors;
 use tinderbox::command::LoraConfig;
 use tinderbox::config::device::DeviceChoice;
@@ -77,7 +77,7 @@ impl Case {
         let device = tinderbox::device::open(&name.parse::<DeviceChoice>().unwrap()).unwrap();
         let config = Arc::new(DecoderConfig::from_dir(&dir).unwrap());
         let import = Import::open(&dir, &config).unwrap();
-        let weights = BaseWeights::load(config.clone(), &import, &device).unwrap();
+        let weights = BaseWeights::load(config.clone(), &import, DType::F32, &device).unwrap();
         let expected = Expected::read(&dir.join("expected.safetensors"));
         let all = |what: &str| (0..DATUMS).map(|i| expected.ids(&format!("datum.{i}.{what}"))).collect::<Vec<_>>();
         let (tokens, ids) = (all("tokens"), all("targets").concat());

@@ -15,9 +15,10 @@ use super::state::App;
 impl App {
     /// The session, when it is this owner's.
     pub async fn session(&self, owner: &OwnerId, id: &SessionId) -> Result<Arc<SessionRow>> {
-        let row = self.known().session(self.store(), id).await?;
-        row.filter(|s| s.owner == *owner)
-            .ok_or_else(|| Error::not_found(format!("there is no session {id:?}", id = id.0)))
+        let row = self.known().session(self.store(), id).await?.filter(|s| s.owner == *owner);
+        let row = row.ok_or_else(|| Error::not_found(format!("there is no session {id:?}", id = id.0)))?;
+        self.known().saw(id);
+        Ok(row)
     }
 
     /// As [`Self::session`], and it must not be finished.

@@ -19,7 +19,10 @@ const COMPLETE: &str = "checkpoint_complete";
 
 /// A directory's files with their sizes, by name.
 pub async fn files(dir: &Path) -> Result<Vec<(String, u64)>> {
-    let mut entries = tokio::fs::read_dir(dir).await.map_err(|e| Error::server(format!("{}: {e}", dir.display())))?;
+    let mut entries = tokio::fs::read_dir(dir).await.map_err(|e| {
+        tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not read");
+        Error::server("the checkpoint's files cannot be read")
+    })?;
     let mut files = Vec::new();
     while let Some(entry) = entries.next_entry().await? {
         let meta = entry.metadata().await?;

@@ -1,119 +1,220 @@
 //! Request bodies: bounded, decompressed, and every problem with them a 4xx that says what it is.
 
-use std::io::Read;
+use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::{HeaderMap, StatusCode, header};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use tinderbox_client::types::lenient::parse_object;
 
 use crate::error::Error;
-use crate::ids::{ModelId, OwnerId};
+use crate::futures::admission::Permit;
+use crate::ids::OwnerId;
 
 use super::auth::Owner;
 use super::error::{ApiError, ApiResult};
+use super::numbers;
 use super::state::App;
+use super::unzstd::unzstd;
 
-/// A JSON object. Unlike axum's own extractor it ignores the content type and answers every fault with 400.
+/// Bodies of requests that start no work hold a few names and settings.
+const MAX_SMALL: usize = 4 << 20;
+
+/// Larger ones are parsed on threads where they do not hold up others.
+const LARGE: usize = 64 << 10;
+
+/// What is looked at of a body that is too large, to find its number, and for how long it may take to arrive.
+const PEEK: usize = 64 << 10;
+const PEEK_TIME: Duration = Duration::from_secs(2);
+
+/// A small JSON object. Unlike axum's own extractor it ignores the content type and answers every fault with 400.
 pub struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<App> for JsonBody<T> {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
-        let (parts, body) = request.into_parts();
-        let bytes = read(&parts.headers, body, app.limits().json_body_bytes).await?;
-        Ok(Self(parse(&bytes)?))
-    }
-}
-
-/// As [`JsonBody`], for requests with `model_id` and `seq_id`: when the rest of the body is wrong, the number is
-/// spent, so that later requests of the run do not wait for it (protocol §11.2 rule 4).
-pub struct NumberedBody<T>(pub T);
-
-impl<T: DeserializeOwned + Send> FromRequest<App> for NumberedBody<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
         let (mut parts, body) = request.into_parts();
-        let bytes = read(&parts.headers, body, app.limits().json_body_bytes).await?;
         let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
-        Ok(Self(parse_numbered(app, &owner, &bytes).await?))
+        let limit = app.limits().json_body_bytes.min(MAX_SMALL);
+        let permit = app.unlimited().enter(&owner)?;
+        let received = receive(app, &parts.headers, body, limit, permit).await;
+        let (bytes, _) = received.map_err(|fault| fault.error)?;
+        Ok(Self(parse_off_thread(app, bytes).await?))
+    }
+}
+
+/// As [`JsonBody`], for requests that start work: as large as the limit allows, and admitted while there is room.
+pub struct WorkBody<T>(pub T, pub Permit);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for WorkBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
+        let (mut parts, body) = request.into_parts();
+        let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
+        let permit = app.futures().admission().enter(&owner)?;
+        let received = receive(app, &parts.headers, body, app.limits().json_body_bytes, permit).await;
+        let (bytes, permit) = received.map_err(|fault| fault.error)?;
+        Ok(Self(parse_off_thread(app, bytes).await?, permit))
+    }
+}
+
+/// As [`WorkBody`], for requests with `model_id` and `seq_id`: when the body is wrong, the number is spent, so that
+/// later requests of the run do not wait for it (protocol §11.2 rule 4).
+pub struct NumberedBody<T>(pub T, pub Permit);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for NumberedBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
+        let (mut parts, body) = request.into_parts();
+        let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
+        let (bytes, permit) = numbered(app, &owner, &parts.headers, body, app.limits().json_body_bytes).await?;
+        Ok(Self(parse_numbered(app, &owner, bytes).await?, permit))
+    }
+}
+
+/// The body of a request with a number, which is spent when the body cannot be had because it is wrong.
+pub async fn numbered(
+    app: &App,
+    owner: &OwnerId,
+    headers: &HeaderMap,
+    body: Body,
+    limit: usize,
+) -> ApiResult<(Bytes, Permit)> {
+    let permit = app.futures().admission().enter(owner)?;
+    match receive(app, headers, body, limit, permit).await {
+        Ok(received) => Ok(received),
+        Err(Fault { error, seen }) => {
+            spend(app, owner, seen).await;
+            Err(error)
+        }
     }
 }
 
 /// As [`parse`]; a wrong body's number is spent.
-pub async fn parse_numbered<T: DeserializeOwned>(app: &App, owner: &OwnerId, bytes: &[u8]) -> Result<T, Error> {
-    let error = match parse(bytes) {
-        Ok(value) => return Ok(value),
-        Err(e) => e,
-    };
-    if let Some((model, seq)) = number_of(bytes) {
-        app.refuse(owner, model, seq).await;
+pub async fn parse_numbered<T>(app: &App, owner: &OwnerId, bytes: Bytes) -> Result<T, Error>
+where
+    T: DeserializeOwned + Send + 'static,
+{
+    let parsed = parse_off_thread(app, bytes.clone()).await;
+    if parsed.is_err() {
+        spend(app, owner, bytes).await;
     }
-    Err(error)
+    parsed
 }
 
-/// The whole body, at most `limit` bytes before and after decompression.
-pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> ApiResult<Bytes> {
+/// The number of this body will not come again, if it is one of the owner's runs.
+pub async fn spend(app: &App, owner: &OwnerId, body: Bytes) {
+    if body.is_empty() {
+        return;
+    }
+    if let Ok(Some((model, seq))) = app.heavy(move || numbers::find(&body)).await {
+        app.refuse(owner, model, seq).await;
+    }
+}
+
+/// Why a body was not received, and what of it may show its number: nothing, when the same request will come again.
+struct Fault {
+    error: ApiError,
+    seen: Bytes,
+}
+
+impl Fault {
+    fn blank(error: impl Into<ApiError>) -> Self {
+        Self { error: error.into(), seen: Bytes::new() }
+    }
+}
+
+/// The whole body, at most `limit` bytes before and after decompression. Its bytes are added to the permit.
+async fn receive(
+    app: &App,
+    headers: &HeaderMap,
+    body: Body,
+    limit: usize,
+    mut permit: Permit,
+) -> Result<(Bytes, Permit), Fault> {
+    let encoding = headers.get(header::CONTENT_ENCODING).map_or("", |v| v.to_str().unwrap_or("?"));
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     if declared.is_some_and(|n| n > limit) {
-        return Err(ApiError::too_large("the request body", limit));
+        let error = ApiError::too_large("the request body", limit);
+        let seen = tokio::time::timeout(PEEK_TIME, peek(body)).await.unwrap_or_default();
+        let seen = if encoding == "zstd" { unzstd(&seen, PEEK, |_| Ok(())).unwrap_or_else(|e| e.1) } else { seen };
+        return Err(Fault { error, seen });
     }
-    let raw = to_bytes(body, limit).await.map_err(|e| broken(&e, limit))?;
-    let encoding = headers.get(header::CONTENT_ENCODING).map_or("", |v| v.to_str().unwrap_or("?"));
+    permit.check(declared.unwrap_or(0)).map_err(Fault::blank)?;
+    let raw = collect(body, limit, &mut permit).await?;
     match encoding {
-        "" | "identity" => Ok(raw),
+        "" | "identity" => Ok((raw, permit)),
         "zstd" => {
-            tokio::task::spawn_blocking(move || unzstd(&raw, limit)).await.map_err(|e| Error::server(e.to_string()))?
+            let unpack = move || (unzstd(&raw, limit, |n| permit.grow(n)), permit);
+            let (unpacked, permit) = app.heavy(unpack).await.map_err(Fault::blank)?;
+            unpacked.map(|bytes| (bytes, permit)).map_err(|(error, seen)| Fault { error, seen })
         }
-        other => Err(ApiError::new(
+        other => Err(Fault::blank(ApiError::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             format!("Content-Encoding {other:?} is not supported; send zstd or none"),
-        )),
+        ))),
     }
+}
+
+/// The body as it arrives.
+async fn collect(body: Body, limit: usize, permit: &mut Permit) -> Result<Bytes, Fault> {
+    let mut stream = body.into_data_stream();
+    let mut raw = BytesMut::new();
+    while let Some(frame) = stream.next().await {
+        // Whoever broke off will send it all again.
+        let frame = frame.map_err(|e| Fault::blank(broken(&e)))?;
+        if raw.len() + frame.len() > limit {
+            raw.truncate(PEEK);
+            return Err(Fault { error: ApiError::too_large("the request body", limit), seen: raw.freeze() });
+        }
+        permit.grow(frame.len()).map_err(Fault::blank)?;
+        raw.extend_from_slice(&frame);
+    }
+    Ok(raw.freeze())
+}
+
+/// The beginning of a body.
+async fn peek(body: Body) -> Bytes {
+    let mut stream = body.into_data_stream();
+    let mut seen = BytesMut::new();
+    while seen.len() < PEEK
+        && let Some(Ok(frame)) = stream.next().await
+    {
+        seen.extend_from_slice(&frame);
+    }
+    seen.freeze()
+}
+
+async fn parse_off_thread<T: DeserializeOwned + Send + 'static>(app: &App, bytes: Bytes) -> Result<T, Error> {
+    if bytes.len() <= LARGE {
+        return parse(&bytes);
+    }
+    app.heavy(move || parse(&bytes)).await?
 }
 
 /// A JSON object as `T`; 400 with the position and reason otherwise.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     parse_object(bytes).map_err(|e| Error::user(format!("the request body is not valid: {e}")))
 }
 
-fn broken(e: &axum::Error, limit: usize) -> ApiError {
+fn broken(e: &axum::Error) -> ApiError {
     let text = std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string);
-    if text.contains("length limit") {
-        return ApiError::too_large("the request body", limit);
-    }
     ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {text}"))
-}
-
-fn unzstd(raw: &[u8], limit: usize) -> ApiResult<Bytes> {
-    let bad = |e: std::io::Error| ApiError::from(Error::user(format!("the zstd body cannot be decompressed: {e}")));
-    // Most frames say how large they unpack; the limit below holds for those that do not, or lie.
-    if let Ok(Some(n)) = zstd::zstd_safe::get_frame_content_size(raw)
-        && n > limit as u64
-    {
-        return Err(ApiError::too_large("the decompressed request body", limit));
-    }
-    let mut out = Vec::new();
-    let decoder = zstd::stream::read::Decoder::with_buffer(raw).map_err(bad)?;
-    decoder.take(limit as u64 + 1).read_to_end(&mut out).map_err(bad)?;
-    if out.len() > limit {
-        return Err(ApiError::too_large("the decompressed request body", limit));
-    }
-    Ok(out.into())
-}
-
-fn number_of(bytes: &[u8]) -> Option<(ModelId, u64)> {
-    let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
-    Some((ModelId(value.get("model_id")?.as_str()?.into()), value.get("seq_id")?.as_u64()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::testing;
+    use crate::engine::handle::Message;
+    use axum::response::IntoResponse;
+    use tinderbox_client::types::training::OptimStepRequest;
 
     #[derive(serde::Deserialize, Debug)]
     struct Lenient {
@@ -139,19 +240,49 @@ mod tests {
         assert!(parse::<Lenient>(format!("{{\"b\":{nested}}}").as_bytes()).is_ok());
     }
 
-    #[test]
-    fn a_bomb_is_cut_off() {
-        let bomb = zstd::encode_all(&vec![0u8; 1 << 20][..], 3).unwrap();
-        assert!(bomb.len() < 1000);
-        assert!(unzstd(&bomb, 1 << 16).is_err());
-        assert_eq!(unzstd(&bomb, 1 << 20).unwrap().len(), 1 << 20);
-        assert!(unzstd(b"not zstd", 100).is_err());
+    async fn optim_step(app: &App, owner: &str, headers: &[(&str, &str)], body: impl Into<Body>) -> StatusCode {
+        let mut request = Request::builder().method("POST");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut request = request.body(body.into()).unwrap();
+        request.extensions_mut().insert(Owner(OwnerId(owner.into())));
+        match NumberedBody::<OptimStepRequest>::from_request(request, app).await {
+            Ok(_) => StatusCode::OK,
+            Err(e) => e.into_response().status(),
+        }
     }
 
-    #[test]
-    fn the_number_of_a_wrong_body_is_found() {
-        let body = br#"{"model_id":"m","seq_id":4,"adam_params":{"learning_rate":"high"}}"#;
-        assert_eq!(number_of(body), Some((ModelId("m".into()), 4)));
-        assert_eq!(number_of(b"{\"seq_id\":4}"), None);
+    #[tokio::test]
+    async fn a_wrong_bodys_number_is_spent_but_not_by_others() {
+        let (app, engine) = testing::app().await;
+        let model = testing::run(&app).await.0;
+        let json = |seq: u64| format!("{{\"model_id\":\"{model}\",\"seq_id\":{seq},\"adam_params\":NaN}}");
+        let spent = || match engine.try_recv() {
+            Ok(Message::Skip { model, seq }) => Some((model.0, seq)),
+            Ok(_) => panic!("the engine was told something else"),
+            Err(_) => None,
+        };
+        assert_eq!(optim_step(&app, "other", &[], json(1)).await, StatusCode::BAD_REQUEST);
+        assert_eq!(spent(), None);
+        assert_eq!(optim_step(&app, "me", &[], json(1)).await, StatusCode::BAD_REQUEST);
+        assert_eq!(spent(), Some((model.clone(), 1)));
+        let length = (app.limits().json_body_bytes + 1).to_string();
+        assert_eq!(
+            optim_step(&app, "me", &[("content-length", &length)], json(2)).await,
+            StatusCode::PAYLOAD_TOO_LARGE
+        );
+        assert_eq!(spent(), Some((model.clone(), 2)));
+        let mut packed = zstd::encode_all(json(3).repeat(10_000).as_bytes(), 3).unwrap();
+        packed.truncate(packed.len() - 4);
+        assert_eq!(optim_step(&app, "me", &[("content-encoding", "zstd")], packed).await, StatusCode::BAD_REQUEST);
+        assert_eq!(spent(), Some((model.clone(), 3)));
+        // A client that broke off, or that was told to wait, sends the same number again.
+        let broken = futures_util::stream::iter([Ok(json(4)), Err(std::io::Error::other("gone"))]);
+        assert_eq!(optim_step(&app, "me", &[], Body::from_stream(broken)).await, StatusCode::BAD_REQUEST);
+        let mut full = app.futures().admission().enter(&testing::owner()).unwrap();
+        full.grow(app.limits().pending_bytes).unwrap();
+        assert_eq!(optim_step(&app, "me", &[], json(4)).await, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(spent(), None);
     }
 }

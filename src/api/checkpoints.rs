@@ -49,14 +49,12 @@ pub async fn list(
     Ok(Json(CheckpointsListResponse { checkpoints: visible(page.rows, &headers), cursor: Some(cursor) }))
 }
 
-/// The row goes first: a directory that stays costs disk, a row without one would be a lie.
+/// The row goes first: a directory that stays costs disk, a row without one would be a lie. Its files go a while later.
 pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {
     let path = path(segments)?;
     app.owned(&owner, &path).await?;
     let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
-    if let Err(e) = tokio::fs::remove_dir_all(&dir).await {
-        tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
-    }
+    app.futures().discard(dir);
     Ok(Json(json!({})))
 }
 

@@ -13,10 +13,11 @@ use crate::error::Error;
 use crate::futures::complete::Completion;
 use crate::futures::issue::{Key, Request};
 use crate::futures::meaning;
-use crate::ids::{CheckpointPath, ModelId, OwnerId, SessionId};
+use crate::ids::{CheckpointPath, ModelId, OwnerId, RequestId, SessionId};
 use crate::store::Metadata;
 use crate::store::runs::RunRow;
 use crate::validate;
+use crate::validate::metadata::bounded;
 use crate::validate::runs::{FULL_SUFFIX, base_name};
 
 use super::access::no_run;
@@ -38,6 +39,7 @@ pub async fn create_model(
     let (base, _) = base_name(&r.base_model);
     let base = app.model(base)?.name.clone();
     let kind = validate::runs::kind(&r, app.limits().max_rank, app.seed(&key))?;
+    bounded("user_metadata", &r.user_metadata)?;
     let user_metadata = r.user_metadata.unwrap_or_default();
     let creation = Creation { session, model_seq: r.model_seq_id, meaning, base, kind, user_metadata, from: None };
     creation.issue(&app, owner).await
@@ -65,6 +67,10 @@ impl Creation {
             return Ok(promise(id, Some(&model)));
         }
         if app.store().run(&model).await?.is_some() {
+            // A repeat may have been completed since it was looked for.
+            if let Some(id) = app.futures().find(&key, self.meaning)? {
+                return Ok(promise(id, Some(&model)));
+            }
             let lost = format!(
                 "run {model} was created before this server started and is not in memory; take the next model_seq_id"
             );
@@ -85,10 +91,19 @@ impl Creation {
         let (path, restore) = self.from.unzip();
         let create = RunCommand::Create { base: self.base, kind: self.kind, restore };
         let command = Command::Run { model: model.clone(), seq: 0, command: create };
-        app.known().announce_run(row.clone());
-        let completion = Completion::Create { row, path };
-        let id = app.futures().issue(Request { owner, key, meaning: self.meaning, command, completion })?;
-        Ok(promise(id, Some(&model)))
+        let completion = Completion::Create { row: row.clone(), path };
+        let (id, meaning) = (RequestId::random(), self.meaning);
+        let request = Request { id, owner, key, meaning, command, completion, permit: None };
+        let issued = app.futures().issue(request)?;
+        if issued.new {
+            let session = row.session.clone();
+            app.known().announce_run(row);
+            // A session that ended meanwhile did not see this run yet.
+            if app.has_ended(&session).await? {
+                app.futures().unload(model.clone());
+            }
+        }
+        Ok(promise(issued.id, Some(&model)))
     }
 }
 
@@ -135,4 +150,46 @@ pub fn lora_rank(kind: RunKind) -> Option<i64> {
 /// on this machine, which is also where local clients run.
 fn tokenizer_id(model: &ModelInfo) -> String {
     if model.name.contains('/') { model.name.clone() } else { model.dir.display().to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::testing::{self, owner};
+    use crate::command::LoraConfig;
+    use crate::engine::handle::Message;
+
+    fn creation(session: &SessionId, rank: usize) -> Creation {
+        let config = LoraConfig { rank, seed: 1, train_attn: true, train_mlp: true, train_unembed: true };
+        Creation {
+            session: session.clone(),
+            model_seq: 0,
+            meaning: rank as u64,
+            base: "tiny".into(),
+            kind: RunKind::Lora(config),
+            user_metadata: Metadata::new(),
+            from: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn of_two_creations_under_one_number_the_loser_leaves_no_trace() {
+        let (app, engine) = testing::app().await;
+        let session = testing::session(&app, Utc::now()).await.id;
+        let race = [4, 8, 4, 8, 4, 8].map(|rank| {
+            let (app, creation) = (app.clone(), creation(&session, rank));
+            tokio::spawn(async move { (rank, creation.issue(&app, owner()).await.is_ok()) })
+        });
+        let mut ranks = Vec::new();
+        for one in race {
+            let (rank, won) = one.await.unwrap();
+            if won {
+                ranks.push(rank);
+            }
+        }
+        let run = app.run(&owner(), &session.model(0)).await.unwrap().row;
+        assert!(ranks.iter().all(|rank| lora_rank(run.kind) == Some(*rank as i64)) && ranks.len() == 3, "{ranks:?}");
+        assert!(matches!(engine.recv().unwrap(), Message::Submit(_)));
+        assert!(engine.try_recv().is_err(), "submitted once");
+    }
 }

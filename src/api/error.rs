@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::error::{Category, Error};
+use crate::futures::admission::Full;
 
 /// What a handler answers instead of a result.
 #[derive(Debug)]
@@ -42,6 +43,13 @@ impl From<Error> for ApiError {
             Category::Server => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, e.message)
+    }
+}
+
+/// Clients send the same request again, with the same number (protocol §12.2).
+impl From<Full> for ApiError {
+    fn from(full: Full) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, full.0)
     }
 }
 

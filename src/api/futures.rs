@@ -48,8 +48,13 @@ pub async fn retrieve(
     }
 }
 
-/// Nothing is cancelled yet: the work runs on and its result is dropped in time.
-pub async fn cancel(_: JsonBody<CancelFutureRequest>) -> Json<Value> {
+/// Stops an abandoned sample. Other work runs on, and an id that is unknown or done is fine too (protocol §12.5).
+pub async fn cancel(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    JsonBody(r): JsonBody<CancelFutureRequest>,
+) -> Json<Value> {
+    app.futures().cancel(&RequestId(r.request_id), &owner);
     Json(json!({}))
 }
 

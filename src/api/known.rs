@@ -24,6 +24,8 @@ pub struct Known {
     runs: Memory<ModelId, RunRow>,
     samplers: Memory<SamplerId, SamplerRow>,
     touched: Mutex<HashMap<ModelId, Instant>>,
+    /// The last request on each session.
+    seen: Mutex<HashMap<SessionId, Instant>>,
 }
 
 impl Known {
@@ -32,6 +34,30 @@ impl Known {
             Some(row) => Ok(Some(row)),
             None => Ok(store.session(id).await?.map(|row| self.sessions.insert(id.clone(), row))),
         }
+    }
+
+    /// Note a request on the session.
+    pub fn saw(&self, id: &SessionId) {
+        let mut seen = self.seen.lock().expect("no code panics while it holds this map");
+        if seen.len() >= MAX_ROWS {
+            seen.clear();
+        }
+        match seen.get_mut(id) {
+            Some(at) => *at = Instant::now(),
+            None => {
+                seen.insert(id.clone(), Instant::now());
+            }
+        }
+    }
+
+    /// Time since the last request on the session; `None` when there was none that is remembered.
+    pub fn silence(&self, id: &SessionId) -> Option<Duration> {
+        self.seen.lock().expect("no code panics while it holds this map").get(id).map(Instant::elapsed)
+    }
+
+    pub fn forget_silent(&self, timeout: Duration) {
+        self.seen.lock().expect("no code panics while it holds this map").retain(|_, at| at.elapsed() < timeout);
+        self.touched.lock().expect("no code panics while it holds this map").retain(|_, at| at.elapsed() < timeout);
     }
 
     pub async fn run(&self, store: &Store, id: &ModelId) -> Result<Option<Arc<RunRow>>> {

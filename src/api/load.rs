@@ -9,9 +9,11 @@ use tinderbox_client::types::weights::LoadWeightsRequest;
 use crate::command::{Restore, RunCommand, RunKind};
 use crate::error::{Error, Result};
 use crate::futures::complete::Completion;
+use crate::futures::issue::Key;
 use crate::futures::meaning;
 use crate::ids::{OwnerId, SessionId};
 use crate::store::checkpoints::CheckpointRow;
+use crate::validate::metadata::bounded;
 use crate::validate::runs::{base_name, optimizer};
 use crate::validate::weights::training_path;
 
@@ -20,18 +22,18 @@ use super::body::{JsonBody, NumberedBody};
 use super::create::{Creation, lora_rank, wire_name};
 use super::error::ApiResult;
 use super::state::App;
-use super::submit::{Numbered, Promise};
+use super::submit::{Numbered, Promise, promise};
 
 /// Either a new run from a checkpoint or, as old scripts do, a checkpoint into a run.
 pub async fn load_weights(
     State(app): State<App>,
     Owner(owner): Owner,
-    NumberedBody(r): NumberedBody<LoadWeightsRequest>,
+    NumberedBody(r, permit): NumberedBody<LoadWeightsRequest>,
 ) -> ApiResult<Promise> {
     match (&r.session_id, r.model_seq_id, &r.model_id) {
         (Some(session), Some(slot), None) => create_from(&app, owner, SessionId(session.clone()), slot, &r).await,
         (None, None, Some(model)) => {
-            let n = app.numbered(owner, model, r.seq_id).await?;
+            let n = app.numbered(owner, model, r.seq_id, permit).await?;
             load_into(&app, n, &r).await
         }
         _ => Err(Error::user(
@@ -52,8 +54,14 @@ async fn create_from(
     if let Some(config) = &r.optimizer_config {
         optimizer(config)?;
     }
+    bounded("user_metadata", &r.user_metadata)?;
     app.open_session(&owner, &session).await?;
     let path = training_path(&r.path)?;
+    // A repeat gets its promise also when the checkpoint has been deleted since.
+    let key = Key::Creation { session: session.clone(), model_seq: slot };
+    if let Some(id) = app.futures().find(&key, meaning)? {
+        return Ok(promise(id, Some(&session.model(slot))));
+    }
     let checkpoint = app.readable(&owner, &path).await?;
     let base = base_for(app, &checkpoint, r.base_model.as_deref())?;
     let restore = Restore { dir: checkpoint.dir, optimizer: r.optimizer };

@@ -8,10 +8,12 @@ mod body;
 mod checkpoints;
 mod create;
 mod downloads;
+mod ending;
 mod error;
 mod futures;
 mod known;
 mod load;
+mod numbers;
 mod query;
 mod sampling;
 mod save;
@@ -19,9 +21,12 @@ mod service;
 mod sessions;
 pub mod state;
 mod submit;
+#[cfg(test)]
+mod testing;
 mod trace;
 mod training;
 mod training_runs;
+mod unzstd;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};

@@ -1,7 +1,5 @@
 //! Samplers and samples (protocol §7.11 to 7.13, ch. 12).
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::{Path, State};
 use chrono::Utc;
@@ -11,19 +9,20 @@ use tinderbox_client::types::sampling::{
     JoinSamplingSessionResponse, SampleRequest,
 };
 
-use crate::command::{Command, SampleSource};
+use crate::command::{Command, Origin, SampleSource};
 use crate::error::{Error, Result};
+use crate::futures::admission::size_bytes;
 use crate::futures::complete::Completion;
 use crate::futures::issue::{Key, Request};
 use crate::futures::meaning;
-use crate::ids::{OwnerId, SamplerId, SessionId};
+use crate::ids::{CheckpointPath, OwnerId, RequestId, SamplerId, SessionId};
 use crate::store::samplers::{SamplerRow, SamplerSource};
 use crate::validate;
 use crate::validate::runs::base_name;
 use crate::validate::weights::sampling_path;
 
 use super::auth::Owner;
-use super::body::JsonBody;
+use super::body::{JsonBody, WorkBody};
 use super::error::ApiResult;
 use super::state::App;
 use super::submit::Promise;
@@ -37,45 +36,66 @@ pub async fn create_sampling_session(
 ) -> ApiResult<Json<CreateSamplingSessionResponse>> {
     let session = SessionId(r.session_id.clone());
     app.open_session(&owner, &session).await?;
-    let (base_model, source) = source(&app, &owner, &r).await?;
+    let wanted = Wanted::of(&app, &r)?;
     let id = session.sampler(r.sampling_session_seq_id);
-    let row = SamplerRow { id: id.clone(), session, owner, base_model, source, created_at: Utc::now() };
+    let response = Json(CreateSamplingSessionResponse { sampling_session_id: id.0.clone() });
     if let Some(existing) = app.known().sampler(app.store(), &id).await? {
-        same(&existing, &row)?;
-    } else if let Err(e) = app.store().insert_sampler(&row).await {
+        wanted.same(&existing)?;
+        return Ok(response);
+    }
+    let (base_model, source) = wanted.resolve(&app, &owner).await?;
+    let row = SamplerRow { id: id.clone(), session, owner, base_model, source, created_at: Utc::now() };
+    if let Err(e) = app.store().insert_sampler(&row).await {
         // Another request of the same number may have been quicker.
         let existing = app.known().sampler(app.store(), &id).await?.ok_or(e)?;
-        same(&existing, &row)?;
+        wanted.same(&existing)?;
     }
-    Ok(Json(CreateSamplingSessionResponse { sampling_session_id: id.0 }))
+    Ok(response)
 }
 
-/// Base model and weights. A path decides the weights when both are given.
-async fn source(app: &App, owner: &OwnerId, r: &CreateSamplingSessionRequest) -> Result<(String, SamplerSource)> {
-    match (&r.model_path, &r.base_model) {
-        (Some(path), _) => {
-            let path = sampling_path(path)?;
-            let row = app.readable(owner, &path).await?;
-            let base =
-                app.model(&row.base_model).map_err(|e| e.context(format_args!("{path} needs its base model")))?;
-            Ok((base.name.clone(), SamplerSource::Checkpoint(path)))
-        }
-        (None, Some(name)) => {
-            let (base, _) = base_name(name);
-            Ok((app.model(base)?.name.clone(), SamplerSource::Base))
-        }
-        (None, None) => Err(Error::user("one of base_model and model_path must be given")),
-    }
+/// What a new sampler is asked to sample from. A path decides the weights when both are given.
+enum Wanted {
+    Checkpoint(CheckpointPath),
+    Base(String),
 }
 
-fn same(existing: &SamplerRow, wanted: &SamplerRow) -> Result<()> {
-    if (&existing.base_model, &existing.source) == (&wanted.base_model, &wanted.source) {
-        return Ok(());
+impl Wanted {
+    fn of(app: &App, r: &CreateSamplingSessionRequest) -> Result<Self> {
+        match (&r.model_path, &r.base_model) {
+            (Some(path), _) => sampling_path(path).map(Self::Checkpoint),
+            (None, Some(name)) => Ok(Self::Base(app.model(base_name(name).0)?.name.clone())),
+            (None, None) => Err(Error::user("one of base_model and model_path must be given")),
+        }
     }
-    Err(Error::user(format!(
-        "sampler {} exists and samples from other weights; take the next sampling_session_seq_id",
-        wanted.id
-    )))
+
+    /// Base model and weights. Of a checkpoint the files it has now.
+    async fn resolve(&self, app: &App, owner: &OwnerId) -> Result<(String, SamplerSource)> {
+        match self {
+            Self::Base(name) => Ok((name.clone(), SamplerSource::Base)),
+            Self::Checkpoint(path) => {
+                let row = app.readable(owner, path).await?;
+                let base =
+                    app.model(&row.base_model).map_err(|e| e.context(format_args!("{path} needs its base model")))?;
+                Ok((base.name.clone(), SamplerSource::Checkpoint { path: path.clone(), dir: row.dir }))
+            }
+        }
+    }
+
+    /// A repeat asks for the same path, whatever lies under it by now.
+    fn same(&self, existing: &SamplerRow) -> Result<()> {
+        let same = match (self, &existing.source) {
+            (Self::Checkpoint(wanted), SamplerSource::Checkpoint { path, .. }) => wanted == path,
+            (Self::Base(name), SamplerSource::Base) => *name == existing.base_model,
+            _ => false,
+        };
+        if same {
+            return Ok(());
+        }
+        Err(Error::user(format!(
+            "sampler {} exists and samples from other weights; take the next sampling_session_seq_id",
+            existing.id
+        )))
+    }
 }
 
 pub async fn join_sampling_session(
@@ -95,7 +115,7 @@ pub async fn get_sampler(
 ) -> ApiResult<Json<GetSamplerResponse>> {
     let row = app.sampler(&owner, &SamplerId(id)).await?;
     let model_path = match &row.source {
-        SamplerSource::Checkpoint(path) => Some(path.to_string()),
+        SamplerSource::Checkpoint { path, .. } => Some(path.to_string()),
         SamplerSource::Base | SamplerSource::Snapshot(_) => None,
     };
     Ok(Json(GetSamplerResponse { sampler_id: row.id.0.clone(), base_model: row.base_model.clone(), model_path }))
@@ -105,7 +125,7 @@ pub async fn get_sampler(
 pub async fn asample(
     State(app): State<App>,
     Owner(owner): Owner,
-    JsonBody(r): JsonBody<SampleRequest>,
+    WorkBody(r, mut permit): WorkBody<SampleRequest>,
 ) -> ApiResult<Promise> {
     let id = SamplerId(r.sampling_session_id.clone());
     let seq = r.seq_id.ok_or_else(|| Error::user("seq_id is missing: it counts the requests of a sampler, from 0"))?;
@@ -113,22 +133,98 @@ pub async fn asample(
     let row = app.sampler(&owner, &id).await?;
     let key = Key::Sample { sampler: id.clone(), seq };
     let meaning = meaning::of_request("asample", &r);
-    let source = weights(&app, &owner, &row).await?;
+    // A repeat gets its promise also when the weights have gone since.
+    if let Some(promise) = app.futures().find(&key, meaning)? {
+        return Ok(accepted(promise, &id, seq, r.num_samples));
+    }
+    let num_samples = r.num_samples;
+    let (source, path) = weights(&app, &owner, &row).await?;
     let model = app.model(&row.base_model)?;
     let checked = validate::sampling::sample(r, source, model, app.limits().max_num_samples, app.seed(&key))?;
-    let num_samples = checked.request.num_samples;
-    let completion = Completion::Sample { targets: checked.targets };
-    let command = Command::Sample(checked.request);
-    let request_id = app.futures().issue(Request { owner, key, meaning, command, completion })?;
-    let sequences = (0..num_samples).map(|i| format!("{id}:{seq}:{i}")).collect();
-    Ok(Json(UntypedApiFuture { request_id: request_id.0, model_id: None, sample_sequence_ids: Some(sequences) }))
+    let promise = RequestId::random();
+    let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };
+    let command = Command::Sample { origin, request: checked.request };
+    permit.grow(size_bytes(&command))?;
+    let completion = Completion::Sample { targets: checked.targets, path };
+    let request = Request { id: promise, owner, key, meaning, command, completion, permit: Some(permit) };
+    let issued = app.futures().issue(request)?;
+    // A session that ended meanwhile did not see this request yet.
+    if issued.new && app.has_ended(&row.session).await? {
+        app.engine().cancel(issued.id.clone());
+    }
+    Ok(accepted(issued.id, &id, seq, num_samples))
 }
 
-/// A checkpoint is looked up for every request: it may have been replaced, withdrawn or deleted.
-async fn weights(app: &App, owner: &OwnerId, row: &Arc<SamplerRow>) -> Result<SampleSource> {
-    match &row.source {
-        SamplerSource::Base => Ok(SampleSource::Base),
-        SamplerSource::Snapshot(_) => Ok(SampleSource::Snapshot(row.id.clone())),
-        SamplerSource::Checkpoint(path) => Ok(SampleSource::Checkpoint(app.readable(owner, path).await?.dir)),
+fn accepted(promise: RequestId, sampler: &SamplerId, seq: u64, num_samples: i64) -> Promise {
+    let sequences = (0..num_samples).map(|i| format!("{sampler}:{seq}:{i}")).collect();
+    Json(UntypedApiFuture { request_id: promise.0, model_id: None, sample_sequence_ids: Some(sequences) })
+}
+
+/// A checkpoint is looked up for every request: the sampler keeps the weights it was created with, or has none.
+async fn weights(app: &App, owner: &OwnerId, row: &SamplerRow) -> Result<(SampleSource, Option<CheckpointPath>)> {
+    let (path, dir) = match &row.source {
+        SamplerSource::Base => return Ok((SampleSource::Base, None)),
+        SamplerSource::Snapshot(_) => return Ok((SampleSource::Snapshot(row.id.clone()), None)),
+        SamplerSource::Checkpoint { path, dir } => (path, dir),
+    };
+    let now = app.store().checkpoint(path).await?.filter(|c| c.public || c.owner == *owner);
+    let changed = |how: &str| {
+        Error::user(format!("{path} was {how} since sampler {} was created from it; create a new sampler", row.id))
+    };
+    let now = now.ok_or_else(|| changed("deleted or withdrawn, or it expired,"))?;
+    if now.dir != *dir {
+        return Err(changed("replaced"));
+    }
+    Ok((SampleSource::Checkpoint(dir.clone()), Some(path.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::testing::{self, owner};
+    use crate::command::RunKind;
+    use crate::store::Metadata;
+    use crate::store::checkpoints::CheckpointRow;
+
+    fn checkpoint(dir: &str) -> CheckpointRow {
+        CheckpointRow {
+            path: "tinker://s:train:0/weights/a".parse().unwrap(),
+            owner: owner(),
+            base_model: "tiny".into(),
+            kind: RunKind::Full,
+            dir: dir.into(),
+            size_bytes: 1,
+            created_at: Utc::now(),
+            expires_at: None,
+            public: false,
+            user_metadata: Metadata::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sampler_keeps_the_weights_it_was_created_with() {
+        let (app, _engine) = testing::app().await;
+        let session = testing::session(&app, Utc::now()).await.id;
+        let first = checkpoint("/data/a.1");
+        app.store().put_checkpoint(&first).await.unwrap();
+        let create = async || {
+            let request = CreateSamplingSessionRequest {
+                session_id: session.0.clone(),
+                sampling_session_seq_id: 0,
+                base_model: None,
+                model_path: Some(first.path.to_string()),
+            };
+            create_sampling_session(State(app.clone()), Owner(owner()), JsonBody(request)).await
+        };
+        assert!(create().await.is_ok());
+        let row = app.sampler(&owner(), &session.sampler(0)).await.unwrap();
+        let source = async || weights(&app, &owner(), &row).await;
+        assert_eq!(source().await.unwrap().0, SampleSource::Checkpoint("/data/a.1".into()));
+        app.store().put_checkpoint(&checkpoint("/data/a.2")).await.unwrap();
+        assert!(source().await.unwrap_err().message.contains("was replaced since"));
+        assert!(create().await.is_ok(), "a repeat names the same sampler");
+        app.store().delete_checkpoint(&first.path).await.unwrap();
+        assert!(source().await.unwrap_err().message.contains("was deleted"));
+        assert!(create().await.is_ok(), "also when the path is gone");
     }
 }

@@ -12,6 +12,7 @@ use crate::ids::{CheckpointKind, CheckpointPath};
 use crate::store::Metadata;
 use crate::store::checkpoints::CheckpointRow;
 use crate::store::samplers::{SamplerRow, SamplerSource};
+use crate::validate::metadata::bounded;
 use crate::validate::weights::{new_path, recipients, ttl};
 
 use super::auth::Owner;
@@ -21,16 +22,18 @@ use super::state::App;
 use super::submit::{Numbered, Promise};
 
 /// A training checkpoint: weights, optimiser, step count. A name that exists is refused unless `overwrite` is true.
+/// What replaces a published checkpoint stays published; the lifetime is the new save's: without one it never expires.
 pub async fn save_weights(
     State(app): State<App>,
     Owner(owner): Owner,
-    NumberedBody(r): NumberedBody<SaveWeightsRequest>,
+    NumberedBody(r, permit): NumberedBody<SaveWeightsRequest>,
 ) -> ApiResult<Promise> {
-    let n = app.numbered(owner, &r.model_id, r.seq_id).await?;
+    let n = app.numbered(owner, &r.model_id, r.seq_id, permit).await?;
     let meaning = meaning::of_request("save_weights", &r);
     let path = new_path(&n.run.row.id, CheckpointKind::Training, r.path.as_deref(), n.seq);
     let path = n.checked(&app, path)?;
     let ttl = n.checked(&app, ttl(r.ttl_seconds))?;
+    n.checked(&app, bounded("user_metadata", &r.user_metadata))?;
     if let Some(promise) = n.repeated(&app, meaning)? {
         return Ok(promise);
     }
@@ -51,14 +54,15 @@ pub async fn save_weights(
 pub async fn save_weights_for_sampler(
     State(app): State<App>,
     Owner(owner): Owner,
-    NumberedBody(r): NumberedBody<SaveWeightsForSamplerRequest>,
+    NumberedBody(r, permit): NumberedBody<SaveWeightsForSamplerRequest>,
 ) -> ApiResult<Promise> {
-    let n = app.numbered(owner, &r.model_id, r.seq_id).await?;
+    let n = app.numbered(owner, &r.model_id, r.seq_id, permit).await?;
     match (&r.path, r.sampling_session_seq_id) {
         (Some(name), None) => {
             let meaning = meaning::of_request("save_weights_for_sampler", &r);
             let path = n.checked(&app, new_path(&n.run.row.id, CheckpointKind::Sampler, Some(name), n.seq))?;
             let ttl = n.checked(&app, ttl(r.ttl_seconds))?;
+            n.checked(&app, bounded("user_metadata", &r.user_metadata))?;
             let row = new_row(&app, &n, path, r.user_metadata);
             let save = Save::Sampler { dir: row.dir.clone() };
             n.issue(&app, meaning, RunCommand::Save(save), Completion::Save { row, ttl, overwrite: true })
@@ -101,9 +105,9 @@ async fn snapshot(app: &App, n: Numbered, slot: u64) -> ApiResult<Promise> {
 pub async fn save_weights_external(
     State(app): State<App>,
     Owner(owner): Owner,
-    NumberedBody(r): NumberedBody<SaveWeightsExternalRequest>,
+    NumberedBody(r, permit): NumberedBody<SaveWeightsExternalRequest>,
 ) -> ApiResult<Promise> {
-    let n = app.numbered(owner, &r.model_id, r.seq_id).await?;
+    let n = app.numbered(owner, &r.model_id, r.seq_id, permit).await?;
     let meaning = meaning::of_request("save_weights_external", &r);
     let path = n.checked(&app, new_path(&n.run.row.id, CheckpointKind::External, Some(&r.path), n.seq))?;
     let ttl = n.checked(&app, ttl(r.ttl_seconds))?;

@@ -12,6 +12,7 @@ use tinderbox_client::types::sessions::{
 
 use crate::ids::SessionId;
 use crate::store::sessions::{Finish, SessionRow};
+use crate::validate::metadata::bounded;
 
 use super::auth::Owner;
 use super::body::JsonBody;
@@ -24,6 +25,9 @@ pub async fn create(
     Owner(owner): Owner,
     JsonBody(r): JsonBody<CreateSessionRequest>,
 ) -> ApiResult<Json<CreateSessionResponse>> {
+    bounded("tags", &r.tags)?;
+    bounded("user_metadata", &r.user_metadata)?;
+    bounded("sdk_version, project_id and display_name", &(&r.sdk_version, &r.project_id, &r.display_name))?;
     let now = Utc::now();
     let row = SessionRow {
         id: SessionId::random(),
@@ -56,7 +60,7 @@ pub async fn heartbeat(
     Ok(Json(SessionHeartbeatResponse {}))
 }
 
-/// The first reason stays; a repeat is harmless. The session's runs leave the engine.
+/// The first reason stays; a repeat is harmless.
 pub async fn finish(
     State(app): State<App>,
     Owner(owner): Owner,
@@ -64,15 +68,10 @@ pub async fn finish(
     JsonBody(r): JsonBody<FinishSessionRequest>,
 ) -> ApiResult<Json<Value>> {
     let session = app.session(&owner, &SessionId(id)).await?;
+    bounded("detail", &r.detail)?;
     if session.finished.is_none() {
         let finish = Finish { at: Utc::now(), reason: reason(r.reason).into(), detail: r.detail };
-        app.store().finish_session(&session.id, &finish).await?;
-        tracing::info!(session = %session.id, reason = finish.reason, "session finished");
-        app.known().finish(&session, finish);
-        // A run that only the database knows is not in the engine either.
-        for run in app.known().runs_of(&session.id) {
-            app.futures().unload(run);
-        }
+        app.end_session(&session, finish).await?;
     }
     Ok(Json(json!({})))
 }
@@ -115,6 +114,7 @@ pub async fn set_project(
     JsonBody(r): JsonBody<ProjectRequest>,
 ) -> ApiResult<Json<Value>> {
     let session = app.session(&owner, &SessionId(id)).await?;
+    bounded("project_id", &r.project_id)?;
     app.store().set_session_project(&session.id, &r.project_id).await?;
     Ok(Json(json!({})))
 }

@@ -2,18 +2,26 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
 
 use crate::checkpoint::links::Links;
 use crate::config::Config;
 use crate::config::auth::Keys;
 use crate::config::limits::Limits;
 use crate::engine::handle::Handle;
+use crate::error::{Error, Result};
+use crate::futures::admission::{Admission, Room};
 use crate::futures::issue::Key;
 use crate::futures::{Futures, Retention};
-use crate::ids::CheckpointPath;
+use crate::ids::{CheckpointPath, ModelId};
 use crate::store::Store;
 
 use super::known::Known;
+
+/// How long the files of a deleted or replaced checkpoint stay for those who are reading them.
+const FILES_OUTLIVE_ROW: Duration = Duration::from_secs(60);
 
 /// The router's state; cheap to clone.
 #[derive(Clone)]
@@ -27,6 +35,9 @@ struct Shared {
     futures: Futures,
     links: Links,
     known: Known,
+    unlimited: Admission,
+    /// Large bodies are worked on by so many threads at once.
+    heavy: Semaphore,
     /// Makes the seeds that users left open unpredictable, and a repeat's the same.
     secret: [u8; 32],
 }
@@ -34,8 +45,12 @@ struct Shared {
 impl App {
     /// Must be called inside a tokio runtime.
     pub fn new(config: Config, engine: Handle, store: Store, links: Links) -> Self {
-        let retention = Retention { time: config.limits.result_retention, bytes: config.limits.result_bytes };
-        let futures = Futures::new(engine.clone(), store.clone(), retention);
+        let limits = &config.limits;
+        let retention =
+            Retention { time: limits.result_retention, bytes: limits.result_bytes, files: FILES_OUTLIVE_ROW };
+        let room = Room { bytes: limits.pending_bytes, requests: limits.pending_requests };
+        let futures = Futures::new(engine.clone(), store.clone(), retention, room, config.store.data_dir.clone());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let keys = config.auth.table();
         Self(Arc::new(Shared {
             config,
@@ -45,6 +60,8 @@ impl App {
             futures,
             links,
             known: Known::default(),
+            unlimited: Admission::new(Room::UNLIMITED),
+            heavy: Semaphore::new(cores),
             secret: rand::random(),
         }))
     }
@@ -77,6 +94,17 @@ impl App {
         &self.0.known
     }
 
+    /// Admits small bodies, which are never refused for want of room.
+    pub fn unlimited(&self) -> &Admission {
+        &self.0.unlimited
+    }
+
+    /// Runs what takes long on a thread of its own, so that heartbeats go on; a few at once, so that memory lasts.
+    pub async fn heavy<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let _turn = self.0.heavy.acquire().await.map_err(|e| Error::server(e.to_string()))?;
+        tokio::task::spawn_blocking(work).await.map_err(|e| Error::server(format!("the request was not read: {e}")))
+    }
+
     /// The seed for a request that names none: unpredictable, but the same for a repeat of the request.
     pub fn seed(&self, key: &Key) -> u64 {
         use hmac::Mac;
@@ -91,8 +119,35 @@ impl App {
     /// A new directory for a checkpoint's files; every save gets one of its own, also under a name used before.
     pub fn new_checkpoint_dir(&self, path: &CheckpointPath) -> PathBuf {
         let unique = uuid::Uuid::new_v4().simple().to_string();
-        let run = path.run.0.replace(':', "-");
-        let leaf = format!("{}.{}", path.name, &unique[..8]);
-        self.0.config.store.data_dir.join("checkpoints").join(run).join(path.kind.segment()).join(leaf)
+        // File systems take 255 bytes; a name may have as many by itself.
+        let name = &path.name[..path.name.len().min(200)];
+        let leaf = format!("{name}.{}", &unique[..8]);
+        self.checkpoints_dir().join(run_dir(&path.run)).join(path.kind.segment()).join(leaf)
+    }
+
+    /// Where all checkpoints lie, as `RUN/KIND/NAME.UNIQUE`.
+    pub fn checkpoints_dir(&self) -> PathBuf {
+        self.0.config.store.data_dir.join("checkpoints")
+    }
+}
+
+/// The name of a run's directory.
+pub fn run_dir(run: &ModelId) -> String {
+    run.0.replace(':', "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::api::testing;
+
+    #[tokio::test]
+    async fn the_longest_name_has_a_directory() {
+        let (app, _engine) = testing::app().await;
+        let path = format!("tinker://s:train:0/weights/{}", "n".repeat(255)).parse().unwrap();
+        let dir = app.new_checkpoint_dir(&path);
+        std::fs::create_dir_all(&dir).unwrap();
+        assert!(dir.starts_with(app.checkpoints_dir().join("s-train-0/weights")));
+        assert_ne!(app.new_checkpoint_dir(&path), dir);
+        std::fs::remove_dir_all(app.checkpoints_dir().parent().unwrap()).unwrap();
     }
 }

@@ -5,6 +5,7 @@ use tinderbox_client::types::futures::UntypedApiFuture;
 
 use crate::command::{Command, RunCommand};
 use crate::error::{Category, Error, Result};
+use crate::futures::admission::{Permit, size_bytes};
 use crate::futures::complete::Completion;
 use crate::futures::issue::{Key, Request};
 use crate::ids::{ModelId, OwnerId, RequestId};
@@ -22,11 +23,18 @@ pub struct Numbered {
     pub owner: OwnerId,
     pub run: Run,
     pub seq: u64,
+    permit: Permit,
 }
 
 impl App {
     /// The run of a request with `model_id` and `seq_id`.
-    pub async fn numbered(&self, owner: OwnerId, model_id: &str, seq_id: Option<u64>) -> Result<Numbered> {
+    pub async fn numbered(
+        &self,
+        owner: OwnerId,
+        model_id: &str,
+        seq_id: Option<u64>,
+        permit: Permit,
+    ) -> Result<Numbered> {
         let model = ModelId(model_id.into());
         trace::on_run(&model, seq_id);
         let run = self.run(&owner, &model).await?;
@@ -34,7 +42,7 @@ impl App {
             None | Some(0) => Err(Error::user("seq_id is missing: it counts the requests of a run, from 1")),
             // The highest number means "out of order" to the engine.
             Some(seq) if seq > i64::MAX as u64 => Err(Error::user(format!("seq_id {seq} is beyond 2^63"))),
-            Some(seq) => Ok(Numbered { owner, run, seq }),
+            Some(seq) => Ok(Numbered { owner, run, seq, permit }),
         }
     }
 }
@@ -60,11 +68,17 @@ impl Numbered {
     }
 
     pub fn issue(self, app: &App, meaning: u64, command: RunCommand, completion: Completion) -> ApiResult<Promise> {
+        if let Some(promise) = self.repeated(app, meaning)? {
+            return Ok(promise);
+        }
         let key = self.key();
-        let model = self.run.row.id.clone();
-        let command = Command::Run { model: model.clone(), seq: self.seq, command };
-        let id = app.futures().issue(Request { owner: self.owner, key, meaning, command, completion })?;
-        Ok(promise(id, Some(&model)))
+        let Self { owner, run, seq, mut permit } = self;
+        let model = run.row.id.clone();
+        let command = Command::Run { model: model.clone(), seq, command };
+        permit.grow(size_bytes(&command))?;
+        let id = RequestId::random();
+        let request = Request { id, owner, key, meaning, command, completion, permit: Some(permit) };
+        Ok(promise(app.futures().issue(request)?.id, Some(&model)))
     }
 }
 

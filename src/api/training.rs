@@ -3,26 +3,32 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
+use bytes::Bytes;
 use prost::Message;
 use tinderbox_client::proto;
 use tinderbox_client::types::training::{ForwardBackwardRequest, ForwardRequest, OptimStepRequest, UnloadModelRequest};
 
 use crate::command::{Command, Datum, Loss, RunCommand};
-use crate::engine::handle::NOW;
 use crate::engine::handle::ModelInfo;
+use crate::engine::handle::NOW;
 use crate::error::{Error, Result};
+use crate::futures::admission::Permit;
 use crate::futures::complete::Completion;
 use crate::futures::issue::{Key, Request};
 use crate::futures::meaning;
-use crate::ids::{ModelId, OwnerId};
+use crate::ids::{ModelId, OwnerId, RequestId};
 use crate::validate;
 
 use super::auth::Owner;
-use super::body::{JsonBody, NumberedBody, parse_numbered, read};
+use super::body::{JsonBody, NumberedBody, numbered, parse_numbered, spend};
 use super::error::ApiResult;
+use super::numbers;
 use super::state::App;
 use super::submit::{Promise, promise};
 use super::trace;
+
+/// Messages of one protobuf body. Each is a struct in memory, even an empty one of two bytes.
+const MAX_MESSAGES: usize = 1 << 21;
 
 /// Protobuf from today's clients, JSON from those before 0.25.
 pub async fn forward_backward(
@@ -33,31 +39,48 @@ pub async fn forward_backward(
 ) -> ApiResult<Promise> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     if !content_type.contains("application/x-protobuf") {
-        let bytes = read(&headers, body, app.limits().json_body_bytes).await?;
-        let request: ForwardBackwardRequest = parse_numbered(&app, &owner, &bytes).await?;
-        return submit_data(&app, owner, Source::Json(request)).await;
+        let (bytes, permit) = numbered(&app, &owner, &headers, body, app.limits().json_body_bytes).await?;
+        let request: ForwardBackwardRequest = parse_numbered(&app, &owner, bytes).await?;
+        return submit_data(&app, owner, Source::Json(request), permit).await;
     }
-    let bytes = read(&headers, body, app.limits().proto_body_bytes).await?;
-    let message = proto::ForwardBackwardRequest::decode(bytes)
-        .map_err(|e| Error::user(format!("the protobuf body cannot be decoded: {e}")))?;
-    submit_data(&app, owner, Source::Proto(message)).await
+    let (bytes, permit) = numbered(&app, &owner, &headers, body, app.limits().proto_body_bytes).await?;
+    let whole = bytes.clone();
+    match app.heavy(move || decode(bytes)).await? {
+        Ok(message) => submit_data(&app, owner, Source::Proto(message), permit).await,
+        Err(e) => {
+            spend(&app, &owner, whole).await;
+            Err(e.into())
+        }
+    }
+}
+
+fn decode(bytes: Bytes) -> Result<proto::ForwardBackwardRequest> {
+    let messages = numbers::messages_in(&bytes);
+    if messages > MAX_MESSAGES {
+        return Err(Error::user(format!(
+            "the protobuf body holds {messages} datums, chunks, tensors and spans; the limit of one request is \
+             {MAX_MESSAGES}"
+        )));
+    }
+    proto::ForwardBackwardRequest::decode(bytes)
+        .map_err(|e| Error::user(format!("the protobuf body cannot be decoded: {e}")))
 }
 
 /// The forward pass of clients before 0.25.
 pub async fn forward(
     State(app): State<App>,
     Owner(owner): Owner,
-    NumberedBody(r): NumberedBody<ForwardRequest>,
+    NumberedBody(r, permit): NumberedBody<ForwardRequest>,
 ) -> ApiResult<Promise> {
-    submit_data(&app, owner, Source::Json(r.into())).await
+    submit_data(&app, owner, Source::Json(r.into()), permit).await
 }
 
 pub async fn optim_step(
     State(app): State<App>,
     Owner(owner): Owner,
-    NumberedBody(r): NumberedBody<OptimStepRequest>,
+    NumberedBody(r, permit): NumberedBody<OptimStepRequest>,
 ) -> ApiResult<Promise> {
-    let n = app.numbered(owner, &r.model_id, r.seq_id).await?;
+    let n = app.numbered(owner, &r.model_id, r.seq_id, permit).await?;
     let params = validate::runs::adam(r.adam_params.as_ref(), r.optimizer_params.as_ref());
     let params = n.checked(&app, params)?;
     let meaning = meaning::of_request("optim_step", &r);
@@ -76,8 +99,8 @@ pub async fn unload_model(
     let command = Command::Run { model: model.clone(), seq: NOW, command: RunCommand::Unload };
     let key = Key::Unload { model: model.clone() };
     let completion = Completion::Unload { model: model.clone() };
-    let id = app.futures().issue(Request { owner, key, meaning: 0, command, completion })?;
-    Ok(promise(id, Some(&model)))
+    let request = Request { id: RequestId::random(), owner, key, meaning: 0, command, completion, permit: None };
+    Ok(promise(app.futures().issue(request)?.id, Some(&model)))
 }
 
 enum Source {
@@ -85,16 +108,14 @@ enum Source {
     Proto(proto::ForwardBackwardRequest),
 }
 
-async fn submit_data(app: &App, owner: OwnerId, source: Source) -> ApiResult<Promise> {
+async fn submit_data(app: &App, owner: OwnerId, source: Source, permit: Permit) -> ApiResult<Promise> {
     let (model_id, seq_id) = match &source {
         Source::Json(r) => (r.model_id.clone(), r.seq_id),
         Source::Proto(m) => (m.model_id.clone(), u64::try_from(m.seq_id).ok()),
     };
-    let n = app.numbered(owner, &model_id, seq_id).await?;
+    let n = app.numbered(owner, &model_id, seq_id, permit).await?;
     let (model, max_datums) = (n.run.model.clone(), app.limits().max_datums);
-    // Megabytes of numbers: not on the threads that answer heartbeats.
-    let checked = tokio::task::spawn_blocking(move || check(source, &model, max_datums));
-    let checked = checked.await.map_err(|e| Error::server(format!("checking the request failed: {e}")))?;
+    let checked = app.heavy(move || check(source, &model, max_datums)).await?;
     let (data, loss, forward_only) = n.checked(app, checked)?;
     let meaning = meaning::of_data(&data, &loss, forward_only);
     n.issue(app, meaning, RunCommand::ForwardBackward { data, loss, forward_only }, Completion::ForwardBackward)

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 const PREFIX: &str = "TINDERBOX_";
 
 /// Every variable of our own. A name outside this list would be a setting that silently does nothing.
-const KNOWN: [&str; 21] = [
+const KNOWN: [&str; 24] = [
     "TINDERBOX_MODEL",
     "TINDERBOX_HOST",
     "TINDERBOX_PORT",
@@ -25,6 +25,9 @@ const KNOWN: [&str; 21] = [
     "TINDERBOX_MAX_NUM_SAMPLES",
     "TINDERBOX_RESULT_BYTES",
     "TINDERBOX_RESULT_RETENTION_SECONDS",
+    "TINDERBOX_PENDING_BYTES",
+    "TINDERBOX_PENDING_REQUESTS",
+    "TINDERBOX_SESSION_TIMEOUT",
     "TINDERBOX_LONG_POLL_SECONDS",
     "TINDERBOX_PASS_TOKENS",
     "TINDERBOX_DECODE_SEQUENCES",

@@ -23,6 +23,12 @@ pub struct Limits {
     /// Results kept for fetching, all together.
     pub result_bytes: usize,
     pub result_retention: Duration,
+    /// Bytes of requests that are not finished, all together; an owner may hold half of them.
+    pub pending_bytes: usize,
+    /// Requests of one owner that are not finished.
+    pub pending_requests: usize,
+    /// A session that shows no sign of life for so long is taken for abandoned.
+    pub session_timeout: Duration,
     /// How long `retrieve_future` waits for a result. Clients hang up after 45 s (protocol §10.2).
     pub long_poll: Duration,
     /// Tokens of one training pass.
@@ -55,6 +61,9 @@ impl Limits {
             max_num_samples: count(env, "TINDERBOX_MAX_NUM_SAMPLES", 4096, 1..=1 << 20)?,
             result_bytes: size("TINDERBOX_RESULT_BYTES", GIB)? as usize,
             result_retention: seconds(env, "TINDERBOX_RESULT_RETENTION_SECONDS", 24 * 3600, 60..=31_536_000)?,
+            pending_bytes: size("TINDERBOX_PENDING_BYTES", GIB)? as usize,
+            pending_requests: count(env, "TINDERBOX_PENDING_REQUESTS", 20_000, 1..=1 << 24)?,
+            session_timeout: seconds(env, "TINDERBOX_SESSION_TIMEOUT", 24 * 3600, 60..=31_536_000)?,
             long_poll: seconds(env, "TINDERBOX_LONG_POLL_SECONDS", 30, 1..=35)?,
             pass_tokens: count(env, "TINDERBOX_PASS_TOKENS", 2048, 64..=1 << 24)?,
             decode_sequences: count(env, "TINDERBOX_DECODE_SEQUENCES", 64, 1..=65_536)?,

@@ -33,7 +33,7 @@ pub struct ServeArgs {
     pub database_url: Option<String>,
 
     /// What computes: auto, flex (the CPU), wgpu, vulkan, cuda:N or rocm:N, as far as this binary was built for it;
-    /// auto takes a GPU when there is a real one [default: auto] [env: TINDERBOX_DEVICE]
+    /// auto takes a CUDA or ROCm GPU, else the CPU [default: auto] [env: TINDERBOX_DEVICE]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
 

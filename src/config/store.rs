@@ -92,11 +92,6 @@ fn default_data_dir(env: &Env) -> Result<PathBuf> {
         .ok_or_else(|| Error::user("no data directory: HOME is not set; give --data-dir or TINDERBOX_DATA_DIR"))
 }
 
-/// A new path for a folder that its maker removes again.
-pub fn scratch_dir() -> PathBuf {
-    std::env::temp_dir().join(format!("tinderbox-{}", uuid::Uuid::new_v4()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

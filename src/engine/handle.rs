@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 
 use crate::command::{Command, Outcome};
 use crate::error::{Error, Result};
-use crate::ids::ModelId;
+use crate::ids::{ModelId, RequestId, SessionId};
 
 /// A number that means "at once, whatever waits": how the end of a session unloads its runs.
 pub const NOW: u64 = u64::MAX;
@@ -22,12 +22,16 @@ pub struct Submission {
 
 /// What arrives at the engine's thread.
 pub enum Message {
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// This number of this run was refused at the door and will never come: do not wait for it.
     Skip {
         model: ModelId,
         seq: u64,
     },
+    /// Drop this sample request; its reply gets an error.
+    Cancel(RequestId),
+    /// Drop the session's sample requests and its samplers' snapshots. Its runs are unloaded one by one.
+    EndSession(SessionId),
     /// Finish what runs, fail what waits, end the thread.
     Shutdown,
 }
@@ -69,7 +73,7 @@ impl Handle {
 
     /// Never blocks. When the engine is gone the reply is called at once with a server error.
     pub fn submit(&self, command: Command, reply: Reply) {
-        if let Err(e) = self.tx.send(Message::Submit(Submission { command, reply }))
+        if let Err(e) = self.tx.send(Message::Submit(Box::new(Submission { command, reply })))
             && let Message::Submit(s) = e.0
         {
             (s.reply)(Err(Error::server("the engine has stopped")));
@@ -78,6 +82,15 @@ impl Handle {
 
     pub fn skip(&self, model: ModelId, seq: u64) {
         let _ = self.tx.send(Message::Skip { model, seq });
+    }
+
+    /// Frees what an abandoned sample holds. Harmless when it has ended.
+    pub fn cancel(&self, promise: RequestId) {
+        let _ = self.tx.send(Message::Cancel(promise));
+    }
+
+    pub fn end_session(&self, session: SessionId) {
+        let _ = self.tx.send(Message::EndSession(session));
     }
 
     pub fn shutdown(&self) {

@@ -1,9 +1,10 @@
 //! How much memory there is, and what a run or a datum may take of it.
 
+use crate::command::RunKind;
 use crate::error::{Error, Result};
-use crate::kernels::Mat;
 use crate::model::config::DecoderConfig;
 use crate::model::decoder::tape_values;
+use crate::model::params::{Param, Site};
 
 /// Assumed where the system does not say.
 const UNKNOWN: u64 = 8 << 30;
@@ -20,15 +21,25 @@ fn parse_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// Values that a run of this kind trains.
+pub fn trained_values(config: &DecoderConfig, kind: RunKind) -> usize {
+    match kind {
+        RunKind::Full => Param::all(config).into_iter().map(|p| p.num_elements(config)).sum(),
+        RunKind::Lora(c) => {
+            let sites = Site::chosen(config, c.train_attn, c.train_mlp, c.train_unembed).into_iter();
+            sites.map(|s| s.sizes(config)).map(|(inputs, outputs)| c.rank * (inputs + outputs)).sum()
+        }
+    }
+}
+
 /// Refuses a run whose weights, gradient and two moments would not fit.
-pub fn admit_run(trained: &[Mat], what: &str, available: u64) -> Result<()> {
-    let values: usize = trained.iter().map(|m| m.dims()[0] * m.dims()[1]).sum();
+pub fn admit_run(values: usize, available: u64) -> Result<()> {
     let needed = 4 * 4 * values as u64;
     if needed + RESERVE <= available {
         return Ok(());
     }
     Err(Error::user(format!(
-        "{what} of {values} values needs {} for weights, gradient and optimiser state; {} are free on the server",
+        "a run that trains {values} values needs {} for weights, gradient and optimiser state; {} are free on the server",
         mib(needed),
         mib(available.saturating_sub(RESERVE))
     )))

@@ -7,12 +7,15 @@ mod prefill;
 mod prompt;
 mod run;
 mod sample;
+mod sequence;
 mod sources;
 mod train;
 mod weights;
 
 use std::path::Path;
 use std::sync::mpsc;
+
+use burn::tensor::DType;
 
 use crate::config::device::{self as wanted, Dtype};
 use crate::config::limits::Limits;
@@ -27,14 +30,18 @@ pub use models::ModelSource;
 /// User errors: a directory that cannot be served (with what is missing), a device this build lacks.
 pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, limits: &Limits) -> Result<Handle> {
     let device = device::open(&wanted.choice)?;
-    if wanted.dtype == Dtype::Bf16 {
-        return Err(Error::user("--dtype bf16: base weights are kept in f32 so far, whatever their files hold"));
-    }
-    let models = models::Models::load(sources, device, limits.snapshot_bytes, data_dir.join("snapshots"))?;
+    let dtype = match wanted.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::Bf16 => DType::BF16,
+    };
+    let models = models::Models::load(sources, device, dtype, limits.snapshot_bytes, data_dir.join("snapshots"))?;
     let infos = models.infos(sources);
     let (tx, rx) = mpsc::channel();
     let engine = run::Engine::new(models, rx, limits);
-    // On a worker of the pool: kernels then split their work with the other workers without waking a sleeping thread.
-    rayon::spawn(move || engine.run());
+    // On a worker of a pool of its own: kernels split their work with the other workers without waking a sleeping
+    // thread. The pool lives as long as what was spawned on it.
+    let pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("engine-{i}")).build();
+    let pool = pool.map_err(|e| Error::server(format!("the engine's threads do not start: {e}")))?;
+    pool.spawn(move || engine.run());
     Ok(Handle::new(tx, infos))
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 
 use crate::command::{LoraConfig, Restore, RunKind, SampleSource};
 use crate::engine::handle::ModelInfo;
@@ -12,7 +12,7 @@ use crate::engine::memory;
 use crate::engine::sources::{Lanes, Source, Sources};
 use crate::engine::weights;
 use crate::error::{Error, Result};
-use crate::ids::{ModelId, SamplerId};
+use crate::ids::{ModelId, SamplerId, SessionId};
 use crate::kernels::{self, Kernels, Mat, RopeTable};
 use crate::model::config::DecoderConfig;
 use crate::model::grads::Grads;
@@ -39,14 +39,14 @@ pub struct Base {
 }
 
 impl Base {
-    fn load(lane: u64, dir: &Path, device: &Device) -> Result<Self> {
+    fn load(lane: u64, dir: &Path, dtype: DType, device: &Device) -> Result<Self> {
         let config = Arc::new(DecoderConfig::from_dir(dir)?);
         let import = Import::open(dir, &config)?;
         if !dir.join("tokenizer.json").is_file() {
             return Err(Error::user(format!("{}: no tokenizer.json", dir.display())));
         }
         let rope = rope::table(&config, config.max_context_length, device);
-        let weights = BaseWeights::load(config, &import, device)?;
+        let weights = BaseWeights::load(config, &import, dtype, device)?;
         Ok(Self { lane, weights, rope, dir: dir.to_path_buf(), tokenizer: OnceLock::new() })
     }
 
@@ -131,7 +131,13 @@ pub struct Models {
 
 impl Models {
     /// Loads every model; a directory named twice is loaded once.
-    pub fn load(sources: &[ModelSource], device: Device, snapshot_bytes: u64, spill_dir: PathBuf) -> Result<Self> {
+    pub fn load(
+        sources: &[ModelSource],
+        device: Device,
+        dtype: DType,
+        snapshot_bytes: u64,
+        spill_dir: PathBuf,
+    ) -> Result<Self> {
         let mut by_dir: HashMap<PathBuf, Arc<Base>> = HashMap::new();
         let mut bases = HashMap::new();
         for s in sources {
@@ -141,7 +147,8 @@ impl Models {
                 Some(base) => base.clone(),
                 None => {
                     let lane = by_dir.len() as u64;
-                    let base = Base::load(lane, &dir, &device).map_err(|e| e.context(format!("model {}", s.name)))?;
+                    let base =
+                        Base::load(lane, &dir, dtype, &device).map_err(|e| e.context(format!("model {}", s.name)))?;
                     let base = Arc::new(base);
                     by_dir.insert(dir, base.clone());
                     base
@@ -183,9 +190,10 @@ impl Models {
     /// A new run, from its configuration or from a checkpoint.
     pub fn create(&mut self, model: &ModelId, base_name: &str, kind: RunKind, restore: Option<&Restore>) -> Result<()> {
         let base = self.base(base_name)?;
+        memory::admit_run(memory::trained_values(base.config(), kind), memory::available())?;
         let trained = match kind {
             RunKind::Lora(config) => Trained::Lora(Adapter::init(config, base.config(), &self.device)),
-            RunKind::Full => Trained::Full(base.weights.clone()),
+            RunKind::Full => Trained::Full(base.weights.trainable()),
         };
         let lane = match trained {
             Trained::Lora(_) => base.lane,
@@ -194,7 +202,6 @@ impl Models {
         let grads = Grads::new(trained.mats().len());
         let base_name = base_name.to_string();
         let mut run = Run { base, base_name, lane, trained, grads, moments: Moments::default() };
-        memory::admit_run(run.trained.mats(), "a run", memory::available())?;
         if let Some(restore) = restore {
             self.restore(&mut run, restore)?;
         }
@@ -245,7 +252,7 @@ impl Models {
     }
 
     /// Forgets the snapshots of a session's samplers.
-    pub fn drop_snapshots(&mut self, session: &str) {
+    pub fn drop_snapshots(&mut self, session: &SessionId) {
         self.sources.drop_session(session);
     }
 

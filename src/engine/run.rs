@@ -177,15 +177,15 @@ impl Engine {
         for (model, seq) in open {
             let (_, since) = self.gaps.entry(model.clone()).or_insert_with(|| (seq, Instant::now()));
             if since.elapsed() > GAP_LIMIT {
-                tracing::warn!(run = %model, seq_id = seq, "this number never came; the run goes on without it");
-                self.inbox.scheduler.skip(&model, seq);
+                tracing::warn!(run = %model, seq_id = seq, "numbers from this one on never came; the run goes on");
+                self.inbox.scheduler.skip_gap(&model);
             }
         }
     }
 
     fn stop(mut self) {
         let error = Error::server("the server is shutting down");
-        self.sampler.fail_all(&error);
+        self.sampler.cancel(&error, |_| true);
         self.inbox.fail_all(&error);
         for w in self.writers {
             let _ = w.join();
@@ -205,12 +205,21 @@ impl Inbox {
         match message {
             Message::Shutdown => self.stopping = true,
             Message::Skip { model, seq } => self.scheduler.skip(&model, seq),
-            Message::Submit(Submission { command: Command::Sample(request), reply }) => {
-                sampler.submit(models, request, reply);
+            Message::Cancel(promise) => {
+                sampler.cancel(&Error::user("the request was cancelled"), |o| o.promise == promise)
             }
-            Message::Submit(Submission { command: Command::Run { model, seq, command }, reply }) => {
-                self.run_command(model, seq, command, reply, models);
+            Message::EndSession(session) => {
+                sampler.cancel(&Error::user("its session has ended"), |o| o.session == session);
+                models.drop_snapshots(&session);
             }
+            Message::Submit(submission) => match *submission {
+                Submission { command: Command::Sample { origin, request }, reply } => {
+                    sampler.submit(models, origin, request, reply);
+                }
+                Submission { command: Command::Run { model, seq, command }, reply } => {
+                    self.run_command(model, seq, command, reply, models);
+                }
+            },
         }
     }
 
@@ -228,9 +237,6 @@ impl Inbox {
         }
         if seq == NOW {
             models.unload(&model);
-            if let Some((session, _)) = model.0.split_once(":train:") {
-                models.drop_snapshots(session);
-            }
             self.forget(&model);
             return reply(Ok(Outcome::Unloaded));
         }
@@ -264,7 +270,7 @@ impl Inbox {
         if self.scheduler.push(model, seq, job) {
             return Ok(());
         }
-        Err(Error::user(format!("seq_id {seq} of run {model} was used already")))
+        Err(Error::user(format!("seq_id {seq} of run {model} was used already, or lies too far ahead of the last one")))
     }
 
     /// Refuses a datum that memory could not hold in a training pass.

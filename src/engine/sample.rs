@@ -1,26 +1,29 @@
 //! Sampling: prompts are run once, then sequences of all samplers decode together, joining and leaving at each token.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::command::{Outcome, SampleOutput, SampleRequest, Sequence, StopReason, TopK};
+use crate::command::{Origin, Outcome, SampleOutput, SampleRequest, Sequence, StopReason};
 use crate::engine::handle::Reply;
 use crate::engine::models::Models;
 use crate::engine::prefill::{self, PromptDone, context, kv_values, rows_of};
+use crate::engine::sequence::{Active, Drawn, draw, next_lane, panicked};
 use crate::engine::sources::Source;
 use crate::error::{Error, Result};
+use crate::ids::OwnerId;
 use crate::kernels::download;
 use crate::model::kv_cache::{KvCache, Stretch};
-use crate::sampling::{self, StopState};
+use crate::sampling::StopState;
 
 /// Tokens a sequence's own cache has room for at first; it doubles as needed.
 const FIRST_ROOM: usize = 64;
 
 /// A request whose prompt still has to be run.
 pub struct Waiting {
+    origin: Origin,
     pub request: SampleRequest,
     pub source: Arc<Source>,
     reply: Reply,
@@ -28,6 +31,7 @@ pub struct Waiting {
 
 /// A request whose prompt was run.
 struct Job {
+    origin: Origin,
     request: SampleRequest,
     source: Arc<Source>,
     reply: Option<Reply>,
@@ -40,15 +44,6 @@ struct Job {
     /// Samples not yet begun.
     next_sample: usize,
     running: usize,
-}
-
-/// A sequence that is being generated.
-struct Active {
-    job: u64,
-    index: usize,
-    cache: KvCache,
-    stop: StopState,
-    sequence: Sequence,
 }
 
 /// Limits of the sampler.
@@ -70,12 +65,26 @@ pub struct Sampler {
     active: Vec<Active>,
     /// Lane that decoded last.
     last_lane: u64,
+    /// When each owner's prompts were last run, in steps.
+    served: HashMap<OwnerId, u64>,
+    steps: u64,
+    /// Prompts and tokens take turns.
+    prompts_next: bool,
 }
 
 impl Sampler {
     pub fn new(limits: SamplerLimits) -> Self {
-        let (waiting, jobs) = (VecDeque::new(), VecDeque::new());
-        Self { limits, waiting, jobs, next_job: 0, active: Vec::new(), last_lane: 0 }
+        Self {
+            limits,
+            waiting: VecDeque::new(),
+            jobs: VecDeque::new(),
+            next_job: 0,
+            active: Vec::new(),
+            last_lane: 0,
+            served: HashMap::new(),
+            steps: 0,
+            prompts_next: true,
+        }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -83,9 +92,9 @@ impl Sampler {
     }
 
     /// Queues a request. Weights that cannot be had, or a cache that could never fit, fail it at once.
-    pub fn submit(&mut self, models: &mut Models, request: SampleRequest, reply: Reply) {
+    pub fn submit(&mut self, models: &mut Models, origin: Origin, request: SampleRequest, reply: Reply) {
         match self.check(models, &request) {
-            Ok(source) => self.waiting.push_back(Waiting { request, source, reply }),
+            Ok(source) => self.waiting.push_back(Waiting { origin, request, source, reply }),
             Err(e) => reply(Err(e)),
         }
     }
@@ -106,24 +115,35 @@ impl Sampler {
         Ok(source)
     }
 
-    /// Fails everything, for the engine's end.
-    pub fn fail_all(&mut self, error: &Error) {
-        self.waiting.drain(..).for_each(|w| (w.reply)(Err(error.clone())));
-        self.active.clear();
-        for (_, mut job) in self.jobs.drain(..) {
-            if let Some(reply) = job.reply.take() {
-                reply(Err(error.clone()));
-            }
+    /// Drops the requests that `gone` names; their replies get the error.
+    pub fn cancel(&mut self, error: &Error, gone: impl Fn(&Origin) -> bool) {
+        let (dropped, kept) =
+            std::mem::take(&mut self.waiting).into_iter().partition::<VecDeque<_>, _>(|w| gone(&w.origin));
+        self.waiting = kept;
+        dropped.into_iter().for_each(|w| (w.reply)(Err(error.clone())));
+        let ids: Vec<u64> = self.jobs.iter().filter(|(_, j)| gone(&j.origin)).map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.fail(id, error.clone()));
+        self.finish_jobs();
+    }
+
+    /// One step: prompts that fit are run, or one token is added to the sequences of one set of weights, in turn.
+    pub fn step(&mut self, models: &Models, breathe: &mut dyn FnMut()) {
+        self.steps += 1;
+        self.begin_samples(models);
+        let turn = self.prompts_next || self.active.is_empty();
+        self.prompts_next = !self.prompts_next;
+        if !(turn && self.run_prompts(models, breathe)) {
+            self.decode(models);
         }
     }
 
-    /// One step: prompts that fit are run, else one token is added to the sequences of one set of weights.
-    pub fn step(&mut self, models: &Models, breathe: &mut dyn FnMut()) {
-        self.begin_samples(models);
-        if self.active.len() < self.limits.sequences && self.run_prompts(models, breathe) {
-            return;
+    /// Sequences each owner has running or about to begin.
+    fn running(&self) -> HashMap<OwnerId, usize> {
+        let mut running = HashMap::new();
+        for (_, job) in &self.jobs {
+            *running.entry(job.origin.owner.clone()).or_default() += job.running;
         }
-        self.decode(models);
+        running
     }
 
     /// Values of cache that running sequences may still come to use.
@@ -146,31 +166,53 @@ impl Sampler {
         &mut self.jobs[at].1
     }
 
+    /// Whose prompt is next: the owner with the fewest sequences, of those the one served longest ago.
+    fn next_prompt(&self) -> Option<usize> {
+        let running = self.running();
+        let begun = |o: &OwnerId| running.get(o).copied().unwrap_or(0);
+        let full = self.active.len() >= self.limits.sequences;
+        let mut first: HashMap<&OwnerId, usize> = HashMap::new();
+        for (i, w) in self.waiting.iter().enumerate() {
+            first.entry(&w.origin.owner).or_insert(i);
+        }
+        // With all slots taken an owner who has none may still begin one.
+        let open = first.into_iter().filter(|(owner, _)| !full || begun(owner) == 0);
+        open.min_by_key(|(owner, i)| (begun(owner), self.served.get(*owner).copied().unwrap_or(0), *i)).map(|(_, i)| i)
+    }
+
     /// Runs waiting prompts of one lane. False when none could be taken.
     fn run_prompts(&mut self, models: &Models, breathe: &mut dyn FnMut()) -> bool {
-        let Some(first) = self.waiting.front() else { return false };
-        let lane = first.source.lane;
+        let Some(first) = self.next_prompt() else { return false };
+        let need = |w: &Waiting| kv_values(&w.source, w.request.prompt.len() + w.request.params.max_tokens);
         let mut room = self.limits.kv_values.saturating_sub(self.reserved());
-        let (mut tokens, mut taken) = (0, Vec::new());
+        let idle = self.active.is_empty() && self.jobs.is_empty();
+        // A small request of an owner who has nothing running may begin all the same: what runs could hold the memory
+        // for long.
+        let wanted = need(&self.waiting[first]);
+        let newcomer = || self.running().get(&self.waiting[first].origin.owner).is_none_or(|n| *n == 0);
+        if wanted > room && !idle && !(wanted <= self.limits.kv_values / 16 && newcomer()) {
+            return false;
+        }
+        let mut slots = self.limits.sequences.saturating_sub(self.active.len()).max(1);
+        let mut taken = vec![self.waiting.remove(first).expect("in range")];
+        let (lane, mut tokens) = (taken[0].source.lane, taken[0].request.prompt.len());
+        room = room.saturating_sub(need(&taken[0]));
+        slots -= 1;
         let mut i = 0;
-        while i < self.waiting.len() {
+        while i < self.waiting.len() && slots > 0 {
             let w = &self.waiting[i];
-            let (len, need) =
-                (w.request.prompt.len(), kv_values(&w.source, w.request.prompt.len() + w.request.params.max_tokens));
-            let fits = tokens == 0 || tokens + len <= self.limits.prompt_tokens;
+            let fits = tokens + w.request.prompt.len() <= self.limits.prompt_tokens && need(w) <= room;
             if w.source.lane != lane || !fits {
                 i += 1;
                 continue;
             }
-            if need > room && !(self.active.is_empty() && self.jobs.is_empty() && taken.is_empty()) {
-                break;
-            }
-            room = room.saturating_sub(need);
-            tokens += len;
+            room -= need(w);
+            tokens += w.request.prompt.len();
+            slots -= 1;
             taken.push(self.waiting.remove(i).expect("in range"));
         }
-        if taken.is_empty() {
-            return false;
+        for w in &taken {
+            self.served.insert(w.origin.owner.clone(), self.steps);
         }
         self.prefill(models, taken, breathe);
         true
@@ -201,6 +243,7 @@ impl Sampler {
     fn begin_job(&mut self, w: Waiting, done: PromptDone) {
         let n = w.request.num_samples;
         let job = Job {
+            origin: w.origin,
             request: w.request,
             source: w.source,
             reply: Some(w.reply),
@@ -215,17 +258,23 @@ impl Sampler {
         self.next_job += 1;
     }
 
-    /// Starts samples while there is room for their sequences, oldest request first.
+    /// Starts samples while there is room, each time of the owner who has the fewest; one without any may always begin.
     fn begin_samples(&mut self, models: &Models) {
         let mut room = self.limits.sequences.saturating_sub(self.active.len());
+        let mut running = self.running();
         let mut starts = Vec::new();
-        for (id, job) in &mut self.jobs {
-            while room > 0 && job.next_sample < job.request.num_samples && job.reply.is_some() {
-                starts.push((*id, job.next_sample));
-                job.next_sample += 1;
-                job.running += 1;
-                room -= 1;
+        loop {
+            let begun = |j: &Job| running.get(&j.origin.owner).copied().unwrap_or(0);
+            let open = self.jobs.iter_mut().filter(|(_, j)| j.reply.is_some() && j.next_sample < j.request.num_samples);
+            let Some((id, job)) = open.min_by_key(|(id, j)| (begun(j), *id)) else { break };
+            if room == 0 && begun(job) > 0 {
+                break;
             }
+            starts.push((*id, job.next_sample));
+            job.next_sample += 1;
+            job.running += 1;
+            *running.entry(job.origin.owner.clone()).or_default() += 1;
+            room = room.saturating_sub(1);
         }
         if starts.is_empty() {
             return;
@@ -234,6 +283,8 @@ impl Sampler {
         let begun: Vec<_> = starts.into_iter().map(begin).collect();
         for (id, result) in begun {
             match result {
+                // One sample's failure is the whole request's.
+                Ok(_) if self.job(id).reply.is_none() => {}
                 Ok((active, ended)) => self.keep(active, ended),
                 Err(e) => self.fail(id, e),
             }
@@ -340,49 +391,5 @@ impl Sampler {
         let mut caches: Vec<&mut KvCache> = now.iter_mut().map(|a| &mut a.cache).collect();
         let h = context.decode(&mut caches);
         download(context.logits(&h))
-    }
-}
-
-/// The lowest lane above `last`, else the lowest of all.
-fn next_lane(lanes: impl Iterator<Item = u64> + Clone, last: u64) -> Option<u64> {
-    lanes.clone().filter(|l| *l > last).min().or_else(|| lanes.min())
-}
-
-fn panicked() -> Error {
-    Error::server("an internal error ended this request")
-}
-
-struct Drawn {
-    token: u32,
-    logprob: f32,
-    topk: Option<TopK>,
-}
-
-/// Draws the token at `position` of a generated sequence from its logits.
-fn draw(request: &SampleRequest, index: usize, position: usize, logits: &[f32]) -> Result<Drawn> {
-    let choice = sampling::sample(logits, &request.params, index as u32, position as u32)?;
-    let k = request.topk_sample_logprobs;
-    let temperature = if request.params.temperature == 0.0 { 1.0 } else { request.params.temperature };
-    let topk = if k > 0 { Some(sampling::top_k_logprobs(logits, k, temperature)?) } else { None };
-    Ok(Drawn { token: choice.token, logprob: choice.logprob, topk })
-}
-
-impl Active {
-    fn last_token(&self) -> u32 {
-        *self.sequence.tokens.last().expect("a sequence begins with a token")
-    }
-
-    /// Adds a token; true when the sequence ends with it.
-    fn push(&mut self, request: &SampleRequest, drawn: Drawn) -> bool {
-        self.sequence.tokens.push(drawn.token);
-        self.sequence.logprobs.push(drawn.logprob);
-        if let (Some(rows), Some(row)) = (&mut self.sequence.topk, drawn.topk) {
-            rows.push(row);
-        }
-        if self.stop.push(drawn.token) {
-            self.sequence.stop_reason = StopReason::Stop;
-            return true;
-        }
-        self.sequence.tokens.len() >= request.params.max_tokens
     }
 }

@@ -12,7 +12,7 @@ use crate::command::SampleSource;
 use crate::engine::models::{Base, Trained};
 use crate::engine::weights;
 use crate::error::{Error, Result};
-use crate::ids::SamplerId;
+use crate::ids::{SamplerId, SessionId};
 use crate::model::weights::{Adapter, BaseWeights};
 
 /// Numbers for weights that no pass may mix with others.
@@ -103,7 +103,7 @@ impl Sources {
         self.make_room()
     }
 
-    pub fn drop_session(&mut self, session: &str) {
+    pub fn drop_session(&mut self, session: &SessionId) {
         let prefix = format!("{session}:sample:");
         for (_, gone) in self.snapshots.extract_if(|id, _| id.0.starts_with(&prefix)) {
             if let Held::Spilled(dir) = gone.held {

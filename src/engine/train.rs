@@ -244,7 +244,8 @@ fn record(request: &mut Request, result: PartLoss) {
 pub fn optim_step(run: &mut Run, kernels: &dyn Kernels, p: &AdamParams) -> Result<Outcome> {
     let count = run.trained.mats().len();
     let grads = std::mem::replace(&mut run.grads, Grads::new(count));
-    let squares: f64 = grads.mats().iter().flatten().map(|g| kernels.sum_of_squares(g)).sum();
+    // From 0.0 on: the sum of nothing would be -0.0.
+    let squares = grads.mats().iter().flatten().fold(0.0, |sum, g| sum + kernels.sum_of_squares(g));
     let norm = squares.sqrt();
     if !norm.is_finite() {
         return Err(Error::user(

@@ -1,18 +1,18 @@
 //! From the engine's outcome to a settled promise; rows are written before anybody can see the result.
 
-use std::path::Path;
-
 use chrono::{TimeDelta, Utc};
 
-use crate::command::{Outcome, TargetLayout};
+use crate::command::{Command, Outcome, TargetLayout};
 use crate::error::{Error, Result};
 use crate::ids::{CheckpointPath, ModelId, RequestId};
-use crate::store::Store;
 use crate::store::checkpoints::CheckpointRow;
 use crate::store::runs::RunRow;
 use crate::store::samplers::SamplerRow;
 
 use super::Futures;
+use super::admission::Permit;
+use super::discard::remove;
+use super::explain::{Reading, explain};
 use super::state::Answer;
 
 /// What remains to be done when the engine has answered.
@@ -39,8 +39,10 @@ pub enum Completion {
     Unload {
         model: ModelId,
     },
+    /// `path` is the checkpoint that is sampled from.
     Sample {
         targets: Option<TargetLayout>,
+        path: Option<CheckpointPath>,
     },
 }
 
@@ -50,19 +52,32 @@ pub(super) struct Guard {
     futures: Futures,
     id: RequestId,
     completion: Option<Completion>,
+    reading: Option<Reading>,
+    /// Its room is free when the promise is settled.
+    _permit: Option<Permit>,
     settled: bool,
 }
 
 impl Guard {
-    pub(super) fn new(futures: Futures, id: RequestId, completion: Completion) -> Self {
-        Self { futures, id, completion: Some(completion), settled: false }
+    pub(super) fn new(
+        futures: Futures,
+        id: RequestId,
+        command: &Command,
+        completion: Completion,
+        permit: Option<Permit>,
+    ) -> Self {
+        let reading = Reading::of(command, &completion);
+        Self { futures, id, completion: Some(completion), reading, _permit: permit, settled: false }
     }
 
     /// Called on the engine's thread: never blocks. What needs the store goes on in the runtime.
     pub(super) fn reply(mut self, outcome: Result<Outcome>) {
         let Some(completion) = self.completion.take() else { return };
         match (completion, outcome) {
-            (_, Err(e)) => self.settle(Err(e)),
+            (_, Err(e)) => {
+                let told = explain(e, self.reading.as_ref(), &self.futures.data_dir);
+                self.settle(Err(told));
+            }
             (completion, Ok(outcome)) if completion.needs_store() => {
                 let runtime = self.futures.runtime.clone();
                 runtime.spawn(async move {
@@ -103,7 +118,7 @@ impl Completion {
             (Self::OptimStep, Outcome::OptimStep { metrics }) => Ok(Answer::OptimStep { metrics }),
             (Self::Load { model, path }, Outcome::Loaded) => Ok(Answer::Loaded { model, path }),
             (Self::Unload { model }, Outcome::Unloaded) => Ok(Answer::Unloaded { model }),
-            (Self::Sample { targets }, Outcome::Sampled(output)) => Ok(Answer::Sampled { output, targets }),
+            (Self::Sample { targets, .. }, Outcome::Sampled(output)) => Ok(Answer::Sampled { output, targets }),
             (_, outcome) => Err(mismatch(&outcome)),
         }
     }
@@ -125,7 +140,7 @@ impl Completion {
                 row.expires_at = ttl.map(|ttl| row.created_at + ttl);
                 let path = row.path.clone();
                 let _one_at_a_time = futures.naming.lock().await;
-                if let Err(e) = list(store, &row, overwrite).await {
+                if let Err(e) = list(futures, &row, overwrite).await {
                     remove(&row.dir).await;
                     return Err(e);
                 }
@@ -140,26 +155,18 @@ impl Completion {
     }
 }
 
-/// Make the checkpoint visible. The directory it replaces is deleted last.
-async fn list(store: &Store, row: &CheckpointRow, overwrite: bool) -> Result<()> {
+/// Make the checkpoint visible, in the place of one of the same name.
+async fn list(futures: &Futures, row: &CheckpointRow, overwrite: bool) -> Result<()> {
+    let store = &futures.store;
     if !overwrite && store.checkpoint(&row.path).await?.is_some() {
         return Err(Error::user(format!("{} exists; save with overwrite=true or under another name", row.path)));
     }
     if let Some(old) = store.put_checkpoint(row).await?
         && old != row.dir
     {
-        remove(&old).await;
+        futures.discard(old);
     }
     Ok(())
-}
-
-/// Best effort: a directory that stays costs disk, not correctness.
-async fn remove(dir: &Path) {
-    if let Err(e) = tokio::fs::remove_dir_all(dir).await
-        && e.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
-    }
 }
 
 fn mismatch(outcome: &Outcome) -> Error {
@@ -180,11 +187,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::command::{Command, RunCommand, RunKind, Save};
+    use crate::command::{RunCommand, RunKind, Save};
     use crate::error::Category;
     use crate::futures::issue::{Key, Request};
     use crate::futures::retrieve::Poll;
-    use crate::futures::testing::{Rig, owner, run, step};
+    use crate::futures::testing::{FILES, Rig, owner, run, step};
     use crate::ids::CheckpointKind;
     use crate::store::Metadata;
 
@@ -214,6 +221,8 @@ mod tests {
         };
         let command = RunCommand::Save(Save::Training { dir: dir.clone() });
         let request = Request {
+            id: RequestId::random(),
+            permit: None,
             owner: owner(),
             key: Key::Run { model: run(), seq },
             meaning: seq,
@@ -228,7 +237,7 @@ mod tests {
         let rig = Rig::new().await;
         let (request, _) = save(&rig, 1, false);
         let path = CheckpointPath { run: run(), kind: CheckpointKind::Training, name: "a".into() };
-        let id = rig.futures.issue(request).unwrap();
+        let id = rig.futures.issue(request).unwrap().id;
         assert!(rig.store.checkpoint(&path).await.unwrap().is_none());
         rig.answer(Ok(Outcome::Saved { size_bytes: 9 }));
         assert_eq!(outcome(&rig, &id).await.unwrap(), Answer::Saved { path: path.clone(), size_bytes: 9 });
@@ -243,25 +252,29 @@ mod tests {
         let (first, first_dir) = save(&rig, 1, false);
         let (second, second_dir) = save(&rig, 2, false);
         let (third, third_dir) = save(&rig, 3, true);
-        let ids: Vec<RequestId> = [first, second, third].into_iter().map(|r| rig.futures.issue(r).unwrap()).collect();
+        let ids: Vec<RequestId> =
+            [first, second, third].into_iter().map(|r| rig.futures.issue(r).unwrap().id).collect();
         for id in &ids {
             rig.answer(Ok(Outcome::Saved { size_bytes: 1 }));
             let taken = outcome(&rig, id).await.err();
             assert_eq!(taken.map(|e| e.category), (*id == ids[1]).then_some(Category::User));
         }
-        assert_eq!((first_dir.exists(), second_dir.exists(), third_dir.exists()), (false, false, true));
+        let exist = || (first_dir.exists(), second_dir.exists(), third_dir.exists());
+        assert_eq!(exist(), (true, false, true), "somebody may be reading the first");
+        tokio::time::sleep(2 * FILES).await;
+        assert_eq!(exist(), (false, false, true));
     }
 
     #[tokio::test]
     async fn a_dropped_or_misfitting_reply_fails_the_promise() {
         let rig = Rig::new().await;
-        let dropped = rig.futures.issue(step(1, 7)).unwrap();
+        let dropped = rig.futures.issue(step(1, 7)).unwrap().id;
         rig.drop_reply();
         assert_eq!(outcome(&rig, &dropped).await.unwrap_err().category, Category::Server);
-        let misfit = rig.futures.issue(step(2, 7)).unwrap();
+        let misfit = rig.futures.issue(step(2, 7)).unwrap().id;
         rig.answer(Ok(Outcome::Loaded));
         assert!(outcome(&rig, &misfit).await.unwrap_err().message.contains("Loaded"));
-        let failed = rig.futures.issue(step(3, 7)).unwrap();
+        let failed = rig.futures.issue(step(3, 7)).unwrap().id;
         rig.answer(Err(Error::user("wrong")));
         assert_eq!(outcome(&rig, &failed).await.unwrap_err().message, "wrong");
     }

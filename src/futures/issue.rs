@@ -2,16 +2,15 @@
 
 use std::fmt;
 
-use tokio::sync::watch;
-
 use crate::command::{Command, RunCommand};
 use crate::engine::handle::NOW;
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 
+use super::Futures;
+use super::admission::Permit;
 use super::complete::{Completion, Guard};
-use super::state::State;
-use super::{Claim, Futures, Promise};
+use super::table::{Claim, Table};
 
 /// What makes two requests the same request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,12 +47,24 @@ impl fmt::Display for Key {
 
 /// A checked request, ready for the engine.
 pub struct Request {
+    /// Becomes the promise's, unless the request is a repeat.
+    pub id: RequestId,
     pub owner: OwnerId,
     pub key: Key,
     /// Fingerprint of the request, from `meaning`.
     pub meaning: u64,
     pub command: Command,
     pub completion: Completion,
+    /// Its share of the room for pending work, held until the promise settles.
+    pub permit: Option<Permit>,
+}
+
+/// The promise of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Issued {
+    pub id: RequestId,
+    /// False for a repeat.
+    pub new: bool,
 }
 
 impl Futures {
@@ -63,36 +74,26 @@ impl Futures {
     }
 
     /// The promise of this request; submits it to the engine unless it is a repeat.
-    pub fn issue(&self, request: Request) -> Result<RequestId> {
-        let Request { owner, key, meaning, command, completion } = request;
-        let id = {
+    pub fn issue(&self, request: Request) -> Result<Issued> {
+        let Request { id, owner, key, meaning, command, completion, permit } = request;
+        {
             let mut table = self.lock();
             if let Some(id) = find(&table, &key, meaning)? {
-                return Ok(id);
+                return Ok(Issued { id, new: false });
             }
-            let id = RequestId::random();
-            table.keys.insert(key.clone(), Claim::Issued { id: id.clone(), meaning });
-            let settled = watch::channel(false).0;
-            let promise = Promise { owner, key, state: State::Pending, settled, settled_at: None, retrieved_at: None };
-            table.promises.insert(id.clone(), promise);
-            id
-        };
+            table.insert(id.clone(), owner, key, meaning);
+        }
         tracing::debug!(request = %id, "issued");
-        let guard = Guard::new(self.clone(), id.clone(), completion);
+        let guard = Guard::new(self.clone(), id.clone(), &command, completion, permit);
         self.engine.submit(command, Box::new(move |outcome| guard.reply(outcome)));
-        Ok(id)
+        Ok(Issued { id, new: true })
     }
 
     /// A request under this number was refused at the door, so nobody may wait for it (protocol §11.2 rule 4).
     pub fn refuse(&self, model: ModelId, seq: u64) {
-        let key = Key::Run { model: model.clone(), seq };
-        let mut table = self.lock();
-        if table.keys.contains_key(&key) {
-            return;
+        if self.lock().refuse(&model, seq) {
+            self.engine.skip(model, seq);
         }
-        table.keys.insert(key, Claim::Refused);
-        drop(table);
-        self.engine.skip(model, seq);
     }
 
     /// Free the run in the engine now, whatever waits there; nobody asks for the outcome.
@@ -108,33 +109,34 @@ impl Futures {
     }
 }
 
-fn find(table: &super::Table, key: &Key, meaning: u64) -> Result<Option<RequestId>> {
+fn find(table: &Table, key: &Key, meaning: u64) -> Result<Option<RequestId>> {
     match table.keys.get(key) {
-        None => Ok(None),
-        Some(Claim::Issued { id, meaning: m }) if *m == meaning => Ok(Some(id.clone())),
-        Some(Claim::Issued { .. }) => {
-            Err(Error::user(format!("{key} was used by a different request; take the next number")))
-        }
-        Some(Claim::Refused) => {
+        Some(Claim { id, meaning: m }) if *m == meaning => Ok(Some(id.clone())),
+        Some(_) => Err(Error::user(format!("{key} was used by a different request; take the next number"))),
+        None if table.was_refused(key) => {
             Err(Error::user(format!("{key} was used by a request that was refused; take the next number")))
         }
+        None => Ok(None),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::futures::testing::{Rig, run, step};
+    use crate::command::Outcome;
+    use crate::futures::testing::{Rig, owner, run, step};
 
     #[tokio::test]
     async fn a_repeat_gets_the_same_promise_and_is_not_submitted_again() {
         let rig = Rig::new().await;
         let first = rig.futures.issue(step(1, 7)).unwrap();
-        assert_eq!(rig.futures.issue(step(1, 7)).unwrap(), first);
+        assert!(first.new);
+        let again = Issued { new: false, ..first };
+        assert_eq!(rig.futures.issue(step(1, 7)).unwrap(), again);
         assert_eq!(rig.submitted(), 1);
         rig.answer(Err(Error::user("no")));
-        assert_eq!(rig.futures.issue(step(1, 7)).unwrap(), first);
-        assert_ne!(rig.futures.issue(step(2, 7)).unwrap(), first);
+        assert_eq!(rig.futures.issue(step(1, 7)).unwrap(), again);
+        assert_ne!(rig.futures.issue(step(2, 7)).unwrap().id, again.id);
     }
 
     #[tokio::test]
@@ -156,5 +158,29 @@ mod tests {
         // A wrong repeat of a good request does not spend the good one's number.
         rig.futures.refuse(run(), 2);
         assert!(rig.skipped().is_empty());
+    }
+    #[tokio::test]
+    async fn a_permit_is_held_until_the_promise_settles() {
+        let rig = Rig::new().await;
+        let permit = rig.futures.admission().enter(&owner()).unwrap();
+        rig.futures.issue(Request { permit: Some(permit), ..step(1, 7) }).unwrap();
+        assert!(rig.futures.admission().enter(&owner()).is_err(), "the rig has room for one");
+        rig.answer(Ok(Outcome::OptimStep { metrics: vec![] }));
+        assert!(rig.futures.admission().enter(&owner()).is_ok());
+    }
+
+    #[tokio::test]
+    async fn only_an_owners_samples_are_cancelled() {
+        let rig = Rig::new().await;
+        let training = rig.futures.issue(step(1, 7)).unwrap().id;
+        let key = Key::Sample { sampler: SamplerId("s:sample:0".into()), seq: 0 };
+        let sample = rig.futures.issue(Request { key, ..step(2, 7) }).unwrap().id;
+        let other = OwnerId("other".into());
+        for (id, who) in [(&training, &owner()), (&sample, &other), (&RequestId::random(), &owner())] {
+            rig.futures.cancel(id, who);
+        }
+        assert!(rig.cancelled().is_empty());
+        rig.futures.cancel(&sample, &owner());
+        assert_eq!(rig.cancelled(), [sample]);
     }
 }

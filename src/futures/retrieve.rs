@@ -62,7 +62,7 @@ mod tests {
     #[tokio::test]
     async fn a_waiting_poll_wakes_when_the_work_is_done() {
         let rig = Rig::new().await;
-        let id = rig.futures.issue(step(1, 7)).unwrap();
+        let id = rig.futures.issue(step(1, 7)).unwrap().id;
         assert!(matches!(rig.futures.retrieve(&id, &owner(), SOON).await, Poll::Pending));
         let polling = {
             let (futures, id) = (rig.futures.clone(), id.clone());
@@ -78,7 +78,7 @@ mod tests {
     #[tokio::test]
     async fn other_peoples_promises_are_unknown() {
         let rig = Rig::new().await;
-        let id = rig.futures.issue(step(1, 7)).unwrap();
+        let id = rig.futures.issue(step(1, 7)).unwrap().id;
         let other = OwnerId("other".into());
         assert!(matches!(rig.futures.retrieve(&id, &other, SOON).await, Poll::Unknown));
         assert!(matches!(rig.futures.retrieve(&RequestId::random(), &owner(), SOON).await, Poll::Unknown));
@@ -87,7 +87,7 @@ mod tests {
     #[tokio::test]
     async fn closing_ends_every_poll() {
         let rig = Rig::new().await;
-        let id = rig.futures.issue(step(1, 7)).unwrap();
+        let id = rig.futures.issue(step(1, 7)).unwrap().id;
         rig.futures.close();
         assert!(matches!(rig.futures.retrieve(&id, &owner(), Duration::from_secs(30)).await, Poll::Pending));
     }

@@ -65,12 +65,13 @@ impl State {
         true
     }
 
-    /// Estimated bytes of what is kept of a settled promise; 0 while it is pending and after it expired.
+    /// Estimated bytes of what is kept of a settled promise; 0 while it is pending.
     pub fn size_bytes(&self) -> usize {
         match self {
             Self::Done(answer) => FIXED + answer.size_bytes(),
             Self::Failed(e) => FIXED + e.message.len(),
-            Self::Pending | Self::Expired => 0,
+            Self::Expired => FIXED,
+            Self::Pending => 0,
         }
     }
 }

@@ -1,18 +1,23 @@
 //! For tests: promises around an engine that answers when told to.
 
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::command::{AdamParams, Command, Outcome, RunCommand};
 use crate::engine::handle::{Handle, Message};
 use crate::error::Result;
-use crate::ids::{ModelId, OwnerId};
+use crate::ids::{ModelId, OwnerId, RequestId};
 use crate::store::Store;
 
+use super::admission::Room;
 use super::complete::Completion;
 use super::issue::{Key, Request};
 use super::{Futures, Retention};
+
+/// How long files outlive their row in the rig.
+pub const FILES: Duration = Duration::from_millis(50);
 
 pub struct Rig {
     pub futures: Futures,
@@ -24,17 +29,14 @@ pub struct Rig {
 }
 
 impl Rig {
+    /// With room for one request that asks for a permit.
     pub async fn new() -> Self {
-        Self::keeping(1 << 20).await
-    }
-
-    /// With this many bytes for results.
-    pub async fn keeping(bytes: usize) -> Self {
         let (tx, rx) = channel();
         let store = Store::open("sqlite::memory:").await.unwrap();
-        let retention = Retention { time: std::time::Duration::from_secs(3600), bytes };
-        let futures = Futures::new(Handle::new(tx, vec![]), store.clone(), retention);
+        let retention = Retention { time: Duration::from_secs(3600), bytes: 1 << 20, files: FILES };
+        let room = Room { bytes: 1 << 20, requests: 1 };
         let dir = tempfile::tempdir().unwrap();
+        let futures = Futures::new(Handle::new(tx, vec![]), store.clone(), retention, room, dir.path().into());
         Self { futures, store, dir, inbox: rx.into(), waiting: Vec::new().into() }
     }
 
@@ -60,15 +62,30 @@ impl Rig {
 
     /// Numbers the engine was told to skip since the last look.
     pub fn skipped(&self) -> Vec<(ModelId, u64)> {
+        self.told(|message| match message {
+            Message::Skip { model, seq } => Ok((model, seq)),
+            other => Err(other),
+        })
+    }
+
+    /// Samples the engine was told to drop since the last look.
+    pub fn cancelled(&self) -> Vec<RequestId> {
+        self.told(|message| match message {
+            Message::Cancel(id) => Ok(id),
+            other => Err(other),
+        })
+    }
+
+    fn told<T>(&self, wanted: impl Fn(Message) -> std::result::Result<T, Message>) -> Vec<T> {
         let mut waiting = self.waiting.lock().unwrap();
-        let mut skipped = Vec::new();
+        let mut told = Vec::new();
         for message in self.inbox.lock().unwrap().try_iter() {
-            match message {
-                Message::Skip { model, seq } => skipped.push((model, seq)),
-                other => waiting.push(other),
+            match wanted(message) {
+                Ok(item) => told.push(item),
+                Err(other) => waiting.push(other),
             }
         }
-        skipped
+        told
     }
 }
 
@@ -83,5 +100,13 @@ pub fn run() -> ModelId {
 /// An optim_step of this number and meaning.
 pub fn step(seq: u64, meaning: u64) -> Request {
     let command = Command::Run { model: run(), seq, command: RunCommand::OptimStep(AdamParams::default()) };
-    Request { owner: owner(), key: Key::Run { model: run(), seq }, meaning, command, completion: Completion::OptimStep }
+    Request {
+        id: RequestId::random(),
+        owner: owner(),
+        key: Key::Run { model: run(), seq },
+        meaning,
+        command,
+        completion: Completion::OptimStep,
+        permit: None,
+    }
 }

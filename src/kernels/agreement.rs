@@ -59,6 +59,22 @@ fn linear_layers() {
 }
 
 #[test]
+fn weights_stored_as_bf16() {
+    let mut d = Draw(10);
+    for k in [40, 48] {
+        let (x, dy, w) = (d.mat(T, k), d.mat(T, 24), d.mat(24, k).cast(burn::tensor::DType::BF16));
+        let weight = [Weight { w: &w, bias: None }];
+        for pass in [Pass::Train, Pass::Sample] {
+            close_all(FUSED.linear(pass, &x, &weight), PLAIN.linear(pass, &x, &weight), "linear");
+        }
+        let back = |kernels: &dyn Kernels| kernels.linear_input_grad(None, &dy, &w);
+        close(back(FUSED), back(PLAIN), "input grad");
+        let embed = |kernels: &dyn Kernels| kernels.embed(&w, &[3, 0, 23]);
+        close(embed(FUSED), embed(PLAIN), "embed");
+    }
+}
+
+#[test]
 fn adapters_of_different_ranks() {
     let mut d = Draw(2);
     let (x, y) = (d.mat(T, 40), d.mat(T, 24));

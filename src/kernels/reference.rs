@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 
 use super::{
     AdamStep, Heads, Kernels, KvSpan, LoraRows, Mat, Pass, RopeTable, RowPair, Targets, Weight, download, upload,
@@ -14,6 +14,11 @@ pub struct Reference;
 fn ids_tensor(ids: &[u32], device: &Device) -> Tensor<1, Int> {
     let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     Tensor::from_data(TensorData::new(ids.clone(), [ids.len()]), device)
+}
+
+/// A stored weight as the arithmetic wants it.
+fn wide(w: &Mat) -> Mat {
+    if w.dtype() == DType::F32 { w.clone() } else { w.clone().cast(DType::F32) }
 }
 
 fn rows(x: &Mat, range: &Range<usize>) -> Mat {
@@ -82,14 +87,14 @@ fn causal_scores(q: &Mat, k: &Mat, heads: Heads) -> Tensor<3> {
 impl Kernels for Reference {
     fn linear(&self, _: Pass, x: &Mat, weights: &[Weight]) -> Vec<Mat> {
         let one = |w: &Weight| {
-            let y = x.clone().matmul(w.w.clone().transpose());
+            let y = x.clone().matmul(wide(w.w).transpose());
             w.bias.map_or(y.clone(), |b| y + b.clone())
         };
         weights.iter().map(one).collect()
     }
 
     fn linear_input_grad(&self, dx: Option<Mat>, dy: &Mat, w: &Mat) -> Mat {
-        plus(dx, dy.clone().matmul(w.clone()))
+        plus(dx, dy.clone().matmul(wide(w)))
     }
 
     fn outer_grad(&self, acc: Option<Mat>, dy: &Mat, x: &Mat, pairs: &[RowPair], scale: f32) -> Mat {
@@ -239,7 +244,7 @@ impl Kernels for Reference {
     }
 
     fn embed(&self, table: &Mat, ids: &[u32]) -> Mat {
-        table.clone().select(0, ids_tensor(ids, &table.device()))
+        wide(&table.clone().select(0, ids_tensor(ids, &table.device())))
     }
 
     fn embed_grad(&self, acc: Option<Mat>, dy: &Mat, ids: &[u32], vocab: usize) -> Mat {

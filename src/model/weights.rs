@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
@@ -55,11 +55,12 @@ impl Index {
 }
 
 impl BaseWeights {
-    /// Reads and uploads every parameter.
-    pub fn load(config: Arc<DecoderConfig>, import: &Import, device: &Device) -> Result<Self> {
+    /// Reads and uploads every parameter. Matrices are kept in `dtype`, vectors in f32.
+    pub fn load(config: Arc<DecoderConfig>, import: &Import, dtype: DType, device: &Device) -> Result<Self> {
         let read = |p: Param| {
             let (rows, cols) = p.shape(&config);
-            Ok(upload(import.read(p)?, [rows, cols], device))
+            let mat = upload(import.read(p)?, [rows, cols], device);
+            Ok(if p.is_vector() || dtype == DType::F32 { mat } else { mat.cast(dtype) })
         };
         let mats = Param::all(&config).into_iter().map(read).collect::<Result<Vec<_>>>()?;
         Ok(Self::new(config, mats))
@@ -70,6 +71,12 @@ impl BaseWeights {
         let index = Arc::new(Index::new(&config));
         assert_eq!(mats.len(), index.total, "one matrix per parameter");
         Self { config, mats, index }
+    }
+
+    /// A copy to train: f32, whatever the base is kept in.
+    pub fn trainable(&self) -> Self {
+        let wide = |m: &Mat| if m.dtype() == DType::F32 { m.clone() } else { m.clone().cast(DType::F32) };
+        Self { mats: self.mats.iter().map(wide).collect(), ..self.clone() }
     }
 
     /// Position in the canonical order; `None` where the decoder has no such parameter.

@@ -83,6 +83,18 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_of_any_length_ends_at_the_lowest_number_that_came() {
+        let mut s = Scheduler::new(100);
+        s.open(run("a"), 1);
+        s.push(&run("a"), 900, Job::Barrier);
+        s.push(&run("a"), 700, Job::Barrier);
+        assert!(!s.push(&run("a"), 1 << 40, Job::Barrier), "absurdly far ahead");
+        s.skip_gap(&run("a"));
+        assert_eq!(s.next(), Some(Work::Barrier { model: run("a"), seq: 700 }));
+        assert_eq!(s.gaps(), [(run("a"), 701)]);
+    }
+
+    #[test]
     fn runs_share_a_pass_up_to_the_budget_and_datums_stay_whole() {
         let mut s = Scheduler::new(10);
         s.open(run("a"), 1);

@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Job, Lane};
 
+/// How far ahead of the next number a request may lie. Clients send a few hundred ahead at most.
+const FARTHEST: u64 = 1 << 20;
+
 pub struct RunQueue {
     /// The lowest number not yet done.
     next: u64,
@@ -20,7 +23,7 @@ impl RunQueue {
     }
 
     pub fn push(&mut self, seq: u64, job: Job) -> bool {
-        if seq < self.next || self.waiting.contains_key(&seq) {
+        if seq < self.next || seq > self.next + FARTHEST || self.waiting.contains_key(&seq) {
             return false;
         }
         self.skipped.remove(&seq);
@@ -29,9 +32,19 @@ impl RunQueue {
     }
 
     pub fn skip(&mut self, seq: u64) {
-        if seq >= self.next && !self.waiting.contains_key(&seq) {
+        if (self.next..=self.next + FARTHEST).contains(&seq) && !self.waiting.contains_key(&seq) {
             self.skipped.insert(seq);
             self.pass_skipped();
+        }
+    }
+
+    pub fn skip_gap(&mut self) {
+        if let Some(first) = self.waiting.keys().next().copied()
+            && first > self.next
+        {
+            self.next = first;
+            self.taken = 0;
+            self.skipped = self.skipped.split_off(&first);
         }
     }
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use chrono::{DateTime, Utc};
 use sqlx::any::AnyRow;
 
-use super::columns::{Columns, KIND, bind_kind, corrupt, int, json, micros};
+use super::columns::{Columns, KIND, bind_kind, corrupt, int, json, micros, text};
 use super::{Metadata, Page, Store};
 use crate::command::RunKind;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::{CheckpointKind, CheckpointPath, ModelId, OwnerId};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -31,19 +31,22 @@ pub struct CheckpointRow {
 const THIS: &str = "run_id = $1 AND kind = $2 AND name = $3 AND (expires_at IS NULL OR expires_at > $4)";
 
 impl Store {
-    /// Inserts the row, or replaces the one of the same path wholly. Returns the directory of the replaced row (also
-    /// of an expired one) when it is another: nothing refers to it any more.
+    /// Inserts the row, or replaces the one of the same path. Of that it keeps only that it was published, unless it
+    /// had expired; the lifetime is the new row's alone. Returns the directory of the replaced row (also of an expired
+    /// one) when it is another: nothing refers to it any more.
     pub async fn put_checkpoint(&self, row: &CheckpointRow) -> Result<Option<PathBuf>> {
-        let dir = row.dir.to_str().ok_or_else(|| Error::server(format!("{} is not UTF-8", row.dir.display())))?;
+        let dir = text(&row.dir)?;
         let key = (&row.path.run.0, row.path.kind.segment(), &row.path.name);
         let mut transaction = self.pool.begin().await?;
-        let replaced =
-            sqlx::query("DELETE FROM checkpoints WHERE run_id = $1 AND kind = $2 AND name = $3 RETURNING dir")
-                .bind(key.0)
-                .bind(key.1)
-                .bind(key.2)
-                .fetch_optional(&mut *transaction)
-                .await?;
+        let replaced = sqlx::query(
+            "DELETE FROM checkpoints WHERE run_id = $1 AND kind = $2 AND name = $3 RETURNING dir, public, expires_at",
+        )
+        .bind(key.0)
+        .bind(key.1)
+        .bind(key.2)
+        .fetch_optional(&mut *transaction)
+        .await?;
+        let public = row.public || replaced.as_ref().map(was_public).transpose()?.unwrap_or(false);
         let sql = format!(
             "INSERT INTO checkpoints (run_id, kind, name, owner, dir, size_bytes, created_at, expires_at, public, \
              user_metadata, base_model, {KIND}) \
@@ -58,7 +61,7 @@ impl Store {
             .bind(int(row.size_bytes))
             .bind(micros(row.created_at))
             .bind(row.expires_at.map(micros))
-            .bind(i64::from(row.public))
+            .bind(i64::from(public))
             .bind(json(&row.user_metadata))
             .bind(&row.base_model);
         bind_kind(query, &row.kind).execute(&mut *transaction).await?;
@@ -112,6 +115,12 @@ impl Store {
         Ok(Page { rows: rows.iter().map(read).collect::<Result<_>>()?, total: count.number("total")? })
     }
 
+    /// The directories of all rows, expired ones among them.
+    pub async fn checkpoint_dirs(&self) -> Result<Vec<PathBuf>> {
+        let rows = sqlx::query("SELECT dir FROM checkpoints").fetch_all(&self.pool).await?;
+        rows.iter().map(|row| row.text("dir").map(PathBuf::from)).collect()
+    }
+
     /// Removes the row and returns its directory; `None` when there is no such row.
     pub async fn delete_checkpoint(&self, path: &CheckpointPath) -> Result<Option<PathBuf>> {
         let sql = format!("DELETE FROM checkpoints WHERE {THIS} RETURNING dir");
@@ -148,6 +157,10 @@ impl Store {
 /// `sql` with the parameters of `THIS` bound.
 fn at_path<'q>(sql: &'q str, path: &'q CheckpointPath) -> super::columns::Query<'q> {
     sqlx::query(sql).bind(&path.run.0).bind(path.kind.segment()).bind(&path.name).bind(micros(Utc::now()))
+}
+
+fn was_public(row: &AnyRow) -> Result<bool> {
+    Ok(row.flag("public")? && row.optional_time("expires_at")?.is_none_or(|at| at > Utc::now()))
 }
 
 fn read(row: &AnyRow) -> Result<CheckpointRow> {
@@ -191,9 +204,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn replacing_replaces_everything_and_returns_the_old_directory() {
+    async fn replacing_keeps_nothing_but_the_publication_and_returns_the_old_directory() {
         let store = Store::open("sqlite::memory:").await.unwrap();
-        let first = CheckpointRow { public: true, ..row("tinker://r/weights/a", 5) };
+        let hour = Some(now() + TimeDelta::hours(1));
+        let first = CheckpointRow { public: true, expires_at: hour, ..row("tinker://r/weights/a", 5) };
         assert_eq!(store.put_checkpoint(&first).await.unwrap(), None);
         assert_eq!(store.checkpoint(&first.path).await.unwrap().as_ref(), Some(&first));
         let second = CheckpointRow {
@@ -203,6 +217,8 @@ mod tests {
         };
         assert_eq!(store.put_checkpoint(&second).await.unwrap(), Some(first.dir));
         assert_eq!(store.put_checkpoint(&second).await.unwrap(), None, "the directory is still in use");
+        let second = CheckpointRow { public: true, ..second };
+        assert_eq!(store.checkpoint_dirs().await.unwrap(), [second.dir.clone()]);
         assert_eq!(store.run_checkpoints(&second.path.run).await.unwrap(), std::slice::from_ref(&second));
         assert_eq!(store.checkpoint(&"tinker://r/sampler_weights/a".parse().unwrap()).await.unwrap(), None);
         assert_eq!(store.delete_checkpoint(&second.path).await.unwrap(), Some(second.dir));
@@ -248,6 +264,11 @@ mod tests {
         assert_eq!(store.delete_checkpoint(&gone.path).await.unwrap(), None);
         assert_eq!(store.take_expired_checkpoints(now()).await.unwrap(), [gone.dir]);
         assert!(store.take_expired_checkpoints(now()).await.unwrap().is_empty());
+        // A name that was published in an earlier life is not so in the next.
+        let public = CheckpointRow { public: true, expires_at: past, ..row("tinker://r/weights/gone", 2) };
+        store.put_checkpoint(&public).await.unwrap();
+        store.put_checkpoint(&CheckpointRow { expires_at: None, public: false, ..public.clone() }).await.unwrap();
+        assert!(!store.checkpoint(&public.path).await.unwrap().unwrap().public);
         assert_eq!(store.checkpoint(&kept.path).await.unwrap(), Some(kept));
     }
 

@@ -1,5 +1,7 @@
 //! How our types stand in TEXT and BIGINT columns.
 
+use std::path::Path;
+
 use chrono::{DateTime, Utc};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::any::{Any, AnyArguments, AnyRow};
@@ -20,6 +22,11 @@ pub fn micros(time: DateTime<Utc>) -> i64 {
 
 pub fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("strings, lists and maps of strings always have a JSON form")
+}
+
+/// A path of our own making, as a column holds it.
+pub fn text(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| Error::server(format!("{} is not UTF-8", path.display())))
 }
 
 /// A count or size; beyond i64 it saturates.

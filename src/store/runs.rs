@@ -81,6 +81,12 @@ impl Store {
         rows.iter().map(|row| row.text("id").map(ModelId)).collect()
     }
 
+    /// Every run's id.
+    pub async fn run_ids(&self) -> Result<Vec<ModelId>> {
+        let rows = sqlx::query("SELECT id FROM training_runs").fetch_all(&self.pool).await?;
+        rows.iter().map(|row| row.text("id").map(ModelId)).collect()
+    }
+
     /// Sets `last_request_at`; a run that has no row yet stays without one.
     pub async fn touch_run(&self, id: &ModelId, at: DateTime<Utc>) -> Result<()> {
         let query = sqlx::query("UPDATE training_runs SET last_request_at = $2 WHERE id = $1");

@@ -1,9 +1,11 @@
 //! Sampling sessions (protocol §7.11, §7.12).
 
+use std::path::PathBuf;
+
 use chrono::{DateTime, Utc};
 use sqlx::any::AnyRow;
 
-use super::columns::{Columns, corrupt, micros};
+use super::columns::{Columns, corrupt, micros, text};
 use super::{Store, taken};
 use crate::error::{Error, Result};
 use crate::ids::{CheckpointPath, ModelId, OwnerId, SamplerId, SessionId};
@@ -22,7 +24,11 @@ pub struct SamplerRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SamplerSource {
     Base,
-    Checkpoint(CheckpointPath),
+    /// The files that `path` named when the sampler was created: it samples from these or not at all.
+    Checkpoint {
+        path: CheckpointPath,
+        dir: PathBuf,
+    },
     /// A snapshot taken of this run.
     Snapshot(ModelId),
 }
@@ -30,14 +36,16 @@ pub enum SamplerSource {
 impl Store {
     /// A user error when the id is taken.
     pub async fn insert_sampler(&self, row: &SamplerRow) -> Result<()> {
-        let (source, path, run) = match &row.source {
-            SamplerSource::Base => ("base", None, None),
-            SamplerSource::Checkpoint(path) => ("checkpoint", Some(path.to_string()), None),
-            SamplerSource::Snapshot(run) => ("snapshot", None, Some(run.0.clone())),
+        let (source, path, dir, run) = match &row.source {
+            SamplerSource::Base => ("base", None, None, None),
+            SamplerSource::Checkpoint { path, dir } => {
+                ("checkpoint", Some(path.to_string()), Some(text(dir)?.to_owned()), None)
+            }
+            SamplerSource::Snapshot(run) => ("snapshot", None, None, Some(run.0.clone())),
         };
         sqlx::query(
-            "INSERT INTO samplers (id, session_id, owner, base_model, source, source_path, source_run, created_at, \
-             clients_joined) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0)",
+            "INSERT INTO samplers (id, session_id, owner, base_model, source, source_path, source_dir, source_run, \
+             created_at, clients_joined) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0)",
         )
         .bind(&row.id.0)
         .bind(&row.session.0)
@@ -45,6 +53,7 @@ impl Store {
         .bind(&row.base_model)
         .bind(source)
         .bind(path)
+        .bind(dir)
         .bind(run)
         .bind(micros(row.created_at))
         .execute(&self.pool)
@@ -80,9 +89,10 @@ impl Store {
 fn read(row: &AnyRow) -> Result<SamplerRow> {
     let source = match row.text("source")?.as_str() {
         "base" => SamplerSource::Base,
-        "checkpoint" => {
-            SamplerSource::Checkpoint(row.text("source_path")?.parse().map_err(|_| corrupt("source_path"))?)
-        }
+        "checkpoint" => SamplerSource::Checkpoint {
+            path: row.text("source_path")?.parse().map_err(|_| corrupt("source_path"))?,
+            dir: row.text("source_dir")?.into(),
+        },
         "snapshot" => SamplerSource::Snapshot(ModelId(row.text("source_run")?)),
         _ => return Err(corrupt("source")),
     };
@@ -118,7 +128,13 @@ mod tests {
         let store = Store::open("sqlite::memory:").await.unwrap();
         let rows = [
             row(0, SamplerSource::Base),
-            row(1, SamplerSource::Checkpoint("tinker://s:train:0/sampler_weights/a".parse().unwrap())),
+            row(
+                1,
+                SamplerSource::Checkpoint {
+                    path: "tinker://s:train:0/sampler_weights/a".parse().unwrap(),
+                    dir: "/data/a.1".into(),
+                },
+            ),
             row(2, SamplerSource::Snapshot(ModelId("s:train:0".into()))),
         ];
         for sampler in &rows {

@@ -102,6 +102,19 @@ impl Store {
         found(done.rows_affected(), format_args!("session {id}"))
     }
 
+    /// Up to `limit` open sessions whose last heartbeat came before `time`, the most silent first.
+    pub async fn silent_sessions(&self, time: DateTime<Utc>, limit: u64) -> Result<Vec<SessionRow>> {
+        let rows = sqlx::query(
+            "SELECT * FROM sessions WHERE finished_at IS NULL AND last_heartbeat_at < $1 \
+             ORDER BY last_heartbeat_at, id LIMIT $2",
+        )
+        .bind(micros(time))
+        .bind(int(limit))
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter().map(read).collect()
+    }
+
     /// Not found when there is no such session.
     pub async fn set_session_project(&self, id: &SessionId, project_id: &str) -> Result<()> {
         let done = sqlx::query("UPDATE sessions SET project_id = $2 WHERE id = $1")
@@ -198,5 +211,19 @@ mod tests {
         assert_eq!(ids(store.sessions(&owner, 10, 0).await.unwrap()), ["s3", "s2", "s1"]);
         assert_eq!(ids(store.sessions(&owner, 1, 1).await.unwrap()), ["s2"]);
         assert_eq!(ids(store.sessions(&owner, u64::MAX, 3).await.unwrap()), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn silent_sessions_are_the_open_ones_without_a_late_heartbeat() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        for (id, created) in [("s3", 3), ("s1", 1), ("s2", 2), ("live", 0), ("finished", 0)] {
+            store.insert_session(&row(id, "o", created)).await.unwrap();
+        }
+        store.heartbeat_session(&SessionId("live".into()), at(9)).await.unwrap();
+        let finish = Finish { at: at(4), reason: "success".into(), detail: None };
+        store.finish_session(&SessionId("finished".into()), &finish).await.unwrap();
+        let silent = store.silent_sessions(at(3), 10).await.unwrap();
+        assert_eq!(silent.iter().map(|s| s.id.0.as_str()).collect::<Vec<_>>(), ["s1", "s2"]);
+        assert_eq!(store.silent_sessions(at(3), 1).await.unwrap(), silent[..1]);
     }
 }

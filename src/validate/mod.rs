@@ -1,8 +1,11 @@
 //! From wire types to commands: everything a user can get wrong is found here and named.
 
+mod expansion;
 pub mod loss;
+pub mod metadata;
 pub mod runs;
 pub mod sampling;
+mod stop;
 pub mod tokens;
 pub mod training;
 pub mod weights;

@@ -1,19 +1,24 @@
 //! From a sample request to the engine's (protocol §7.13, §8.3).
 
-use tinderbox_client::types::sampling::{SampleRequest as WireRequest, SamplingParams as WireParams, Stop as WireStop};
+use tinderbox_client::types::sampling::{SampleRequest as WireRequest, SamplingParams as WireParams};
 use tinderbox_client::types::tensor_data::TensorData;
 
-use crate::command::{Csr, PromptTargets, SampleRequest, SampleSource, SamplingParams, Stop, TargetLayout};
+use crate::command::{Csr, PromptTargets, SampleRequest, SampleSource, SamplingParams, TargetLayout};
 use crate::engine::handle::ModelInfo;
 use crate::error::{Error, Result};
 
+use super::expansion::Padding;
+use super::stop::stop;
 use super::tokens;
 
 /// Alternatives per position that a request may ask for.
 const MAX_TOPK: usize = 1024;
 
-/// Cells of one request's `target_prompt_logprobs`.
-const MAX_TARGETS: usize = 1 << 24;
+/// Cells of one request's result, each a token with its logprob: 256 MB.
+const MAX_CELLS: usize = 1 << 25;
+
+/// Cells of `target_prompt_logprobs` that nothing was sent for: with their results 24 MB.
+const MAX_PADDING: usize = 1 << 21;
 
 /// A checked request, and the layout its `target_prompt_logprobs` must be answered in.
 #[derive(Debug)]
@@ -41,6 +46,7 @@ pub fn sample(
             (Some(ids), Some(layout))
         }
     };
+    let topk = |name, k| count(name, k, 0, top_limit);
     let request = SampleRequest {
         base: model.name.clone(),
         source,
@@ -48,13 +54,37 @@ pub fn sample(
         params,
         prompt_logprobs: wire.prompt_logprobs,
         prompt_logprobs_last_n: last_n(&wire, prompt.len())?,
-        topk_prompt_logprobs: count("topk_prompt_logprobs", wire.topk_prompt_logprobs, 0, top_limit)?,
-        topk_sample_logprobs: count("topk_sample_logprobs", wire.topk_sample_logprobs, 0, top_limit)?,
+        topk_prompt_logprobs: topk("topk_prompt_logprobs", wire.topk_prompt_logprobs)?,
+        topk_sample_logprobs: topk("topk_sample_logprobs", wire.topk_sample_logprobs)?,
         prompt_targets,
-        prompt_alt_tokens_k: count("prompt_alt_tokens_k", wire.prompt_alt_tokens_k, 0, top_limit)?,
+        prompt_alt_tokens_k: topk("prompt_alt_tokens_k", wire.prompt_alt_tokens_k)?,
         prompt,
     };
+    bounded(&request, targets.as_ref())?;
     Ok(Checked { request, targets })
+}
+
+/// The result must not be larger than 2^25 cells, whatever the work would be.
+fn bounded(r: &SampleRequest, targets: Option<&TargetLayout>) -> Result<()> {
+    let sampled = r.num_samples.saturating_mul(r.params.max_tokens).saturating_mul(1 + r.topk_sample_logprobs);
+    if sampled > MAX_CELLS {
+        return Err(Error::user(format!(
+            "num_samples {} × max_tokens {} × (1 + topk_sample_logprobs {}) is {sampled}; the limit of one request is \
+             {MAX_CELLS}",
+            r.num_samples, r.params.max_tokens, r.topk_sample_logprobs
+        )));
+    }
+    let length = r.prompt.len();
+    let per_token = 1 + r.topk_prompt_logprobs + r.prompt_alt_tokens_k;
+    let scored = length.saturating_mul(per_token) + targets.map_or(0, |t| t.rows * t.k);
+    if scored > MAX_CELLS {
+        return Err(Error::user(format!(
+            "{length} prompt tokens × (1 + topk_prompt_logprobs {} + prompt_alt_tokens_k {}) and the elements of \
+             target_prompt_logprobs are {scored} together; the limit of one request is {MAX_CELLS}",
+            r.topk_prompt_logprobs, r.prompt_alt_tokens_k
+        )));
+    }
+    Ok(())
 }
 
 fn params(wire: &WireParams, prompt_len: usize, model: &ModelInfo, seed: u64) -> Result<SamplingParams> {
@@ -102,27 +132,15 @@ fn max_tokens(wanted: Option<i64>, prompt_len: usize, model: &ModelInfo) -> Resu
     Ok(n)
 }
 
-fn stop(wire: Option<&WireStop>, model: &ModelInfo) -> Result<Stop> {
-    match wire {
-        None => Ok(Stop::Eos),
-        Some(WireStop::Tokens(ids)) if ids.is_empty() => Ok(Stop::Never),
-        Some(WireStop::Tokens(ids)) => tokens::ids(ids, "sampling_params.stop", 0, model).map(Stop::Tokens),
-        Some(WireStop::Text(text)) => strings(std::slice::from_ref(text)),
-        Some(WireStop::Texts(texts)) => strings(texts),
-    }
-}
-
-fn strings(texts: &[String]) -> Result<Stop> {
-    if texts.iter().any(String::is_empty) {
-        return Err(Error::user("sampling_params.stop holds an empty string, which every text contains"));
-    }
-    Ok(Stop::Strings(texts.to_vec()))
-}
-
 fn last_n(wire: &WireRequest, prompt_len: usize) -> Result<Option<usize>> {
     let Some(n) = wire.prompt_logprobs_last_n else { return Ok(None) };
     if !wire.prompt_logprobs {
         return Err(Error::user("prompt_logprobs_last_n needs prompt_logprobs=true"));
+    }
+    if prompt_len == 1 {
+        return Err(Error::user(format!(
+            "prompt_logprobs_last_n is {n}, but a prompt of one token has no logprobs: nothing precedes it"
+        )));
     }
     count("prompt_logprobs_last_n", n, 1, prompt_len - 1).map(Some)
 }
@@ -138,7 +156,8 @@ fn count(name: &str, value: i64, min: usize, max: usize) -> Result<usize> {
 /// Ids of shape (prompt length − 1, K), −1 and absent CSR cells meaning nothing asked.
 fn prompt_targets(t: &TensorData, prompt_len: usize, model: &ModelInfo) -> Result<(PromptTargets, TargetLayout)> {
     let bad = |why: String| Error::user(format!("target_prompt_logprobs: {why}"));
-    let dense = t.to_dense(-1, MAX_TARGETS).map_err(bad)?;
+    Padding::new(MAX_PADDING).admit("target_prompt_logprobs", t, model)?;
+    let dense = t.to_dense(-1, MAX_CELLS).map_err(bad)?;
     let &[rows, k] = &dense.shape[..] else {
         return Err(bad(format!("shape {:?} must be [prompt length - 1, K]", dense.shape)));
     };
@@ -162,6 +181,7 @@ fn prompt_targets(t: &TensorData, prompt_len: usize, model: &ModelInfo) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::Stop;
     use tinderbox_client::types::model_input::ModelInput;
     use tinderbox_client::types::tensor_data::CsrIndices;
 
@@ -183,17 +203,6 @@ mod tests {
         assert_eq!((r.params.temperature, r.params.top_k, r.params.top_p), (1.0, 0, 1.0));
         assert_eq!(r.params.stop, Stop::Eos);
         assert_eq!(check(&[1], |w| w.sampling_params.seed = Some(3)).unwrap().request.params.seed, 3);
-    }
-
-    #[test]
-    fn every_form_of_stop() {
-        let of = |stop| check(&[1], |w| w.sampling_params.stop = Some(stop)).map(|c| c.request.params.stop);
-        assert_eq!(of(WireStop::Tokens(vec![])).unwrap(), Stop::Never);
-        assert_eq!(of(WireStop::Tokens(vec![3, 4])).unwrap(), Stop::Tokens(vec![3, 4]));
-        assert_eq!(of(WireStop::Text("a".into())).unwrap(), Stop::Strings(vec!["a".into()]));
-        assert_eq!(of(WireStop::Texts(vec!["a".into()])).unwrap(), Stop::Strings(vec!["a".into()]));
-        assert!(of(WireStop::Tokens(vec![10])).is_err());
-        assert!(of(WireStop::Texts(vec![String::new()])).is_err());
     }
 
     #[test]
@@ -226,6 +235,42 @@ mod tests {
             assert!(check(&[1, 2], change).unwrap_err().message.contains(name), "{name}");
         }
         assert!(check(&[], |_| {}).unwrap_err().message.contains("empty"));
+    }
+
+    #[test]
+    fn large_results_are_refused_before_the_work() {
+        let wide = ModelInfo { vocab_size: 2000, max_context_length: 1 << 20, ..tokens::tiny_model() };
+        let refused = |length: usize, change: &dyn Fn(&mut WireRequest)| {
+            sample(wire(&vec![1; length], |w| change(w)), SampleSource::Base, &wide, 4096, 7).map_err(|e| e.message)
+        };
+        let many = |topk: i64| {
+            move |w: &mut WireRequest| {
+                (w.num_samples, w.topk_sample_logprobs) = (4096, topk);
+                w.sampling_params.max_tokens = Some(4096);
+            }
+        };
+        assert!(refused(1, &many(1)).is_ok());
+        let e = refused(1, &many(2)).unwrap_err();
+        assert!(e.contains("num_samples 4096 × max_tokens 4096") && e.contains("33554432"), "{e}");
+        let e = refused(40_000, &|w| w.topk_prompt_logprobs = 1000).unwrap_err();
+        assert!(e.contains("topk_prompt_logprobs 1000"), "{e}");
+        let e = refused(40_000, &|w| w.prompt_alt_tokens_k = 1000).unwrap_err();
+        assert!(e.contains("prompt_alt_tokens_k 1000"), "{e}");
+        let empty = |rows: i64, k: i64| {
+            let mut csr = TensorData::from_i64([]).with_shape([rows, k]);
+            csr.csr = Some(CsrIndices { crow: vec![0; rows as usize + 1], col: vec![] });
+            csr
+        };
+        let e = refused(3, &|w| w.target_prompt_logprobs = Some(empty(2, 1 << 24))).unwrap_err();
+        assert!(e.contains("target_prompt_logprobs") && e.contains("vocabulary"), "{e}");
+        let e = refused(3001, &|w| w.target_prompt_logprobs = Some(empty(3000, 1000))).unwrap_err();
+        assert!(e.contains("may be empty"), "{e}");
+    }
+
+    #[test]
+    fn one_token_has_nothing_to_score() {
+        let e = check(&[1], |w| (w.prompt_logprobs, w.prompt_logprobs_last_n) = (true, Some(1))).unwrap_err();
+        assert!(e.message.contains("a prompt of one token"), "{e}");
     }
 
     #[test]

@@ -7,10 +7,13 @@ use crate::command::{Datum, Loss, LossInputs};
 use crate::engine::handle::ModelInfo;
 use crate::error::{Error, Result};
 
+use super::expansion::Padding;
 use super::{loss, tokens};
 
 /// Cells of all (T, K) tensors of one request once they are dense: 256 MB of targets and weights.
 const MAX_CELLS: usize = 1 << 25;
+/// Of these the cells that nothing was sent for: 32 MB of targets and weights.
+const MAX_PADDING: usize = 1 << 22;
 
 /// What a request's datums are checked against.
 #[derive(Clone, Copy)]
@@ -29,7 +32,7 @@ pub fn data(wire: Vec<WireDatum>, spanned: &[bool], rules: Rules) -> Result<Vec<
     if wire.len() > rules.max_datums {
         return Err(Error::user(format!("{} datums in one request; the limit is {}", wire.len(), rules.max_datums)));
     }
-    let mut cells = MAX_CELLS;
+    let mut room = Room { cells: MAX_CELLS, padding: Padding::new(MAX_PADDING) };
     let mut checked = Vec::with_capacity(wire.len());
     for (i, d) in wire.into_iter().enumerate() {
         let has_spans = spanned.get(i).copied().unwrap_or(false);
@@ -38,13 +41,19 @@ pub fn data(wire: Vec<WireDatum>, spanned: &[bool], rules: Rules) -> Result<Vec<
                 "datum {i}: stable_reinforce needs provenance spans (Datum.with_provenance), this datum has none"
             )));
         }
-        let d = datum(d, rules, &mut cells).map_err(|e| e.context(format_args!("datum {i}")))?;
+        let d = datum(d, rules, &mut room).map_err(|e| e.context(format_args!("datum {i}")))?;
         checked.push(d);
     }
     Ok(checked)
 }
 
-fn datum(wire: WireDatum, rules: Rules, cells: &mut usize) -> Result<Datum> {
+/// What is left for the (T, K) tensors of a request.
+struct Room {
+    cells: usize,
+    padding: Padding,
+}
+
+fn datum(wire: WireDatum, rules: Rules, room: &mut Room) -> Result<Datum> {
     let Rules { loss, model, .. } = rules;
     let tokens = tokens::sequence(&wire.model_input, "model_input", model)?;
     if tokens.len() > model.max_context_length {
@@ -58,7 +67,9 @@ fn datum(wire: WireDatum, rules: Rules, cells: &mut usize) -> Result<Datum> {
     refuse_overrides(&wire.loss_fn_inputs, &loss)?;
     let inputs = Inputs { tensors: &wire.loss_fn_inputs, loss: &loss, length: tokens.len() };
     let target = inputs.required("target_tokens")?;
-    let dense = inputs.dense("target_tokens", target, *cells)?;
+    inputs.check_rows("target_tokens", target)?;
+    room.padding.admit("target_tokens", target, model)?;
+    let dense = inputs.dense("target_tokens", target, room.cells)?;
     let (k, two_dimensional) = inputs.columns("target_tokens", &dense)?;
     if k != 1 && !matches!(loss, Loss::CrossEntropy) {
         return Err(Error::user(format!(
@@ -67,7 +78,7 @@ fn datum(wire: WireDatum, rules: Rules, cells: &mut usize) -> Result<Datum> {
             loss::name(&loss)
         )));
     }
-    *cells -= dense.values.len();
+    room.cells -= dense.values.len();
     let ids = dense.values.into_i64().map_err(|e| Error::user(format!("target_tokens: {e}")))?;
     let targets = tokens::ids(&ids, "target_tokens", 0, model)?;
     let inputs = inputs.floats(k)?;
@@ -137,13 +148,18 @@ impl Inputs<'_> {
         }
     }
 
-    fn dense(&self, name: &str, tensor: &TensorData, limit: usize) -> Result<DenseTensor> {
-        // The length is checked first: "5 values for 7 tokens" helps more than "too many elements".
+    /// "5 values for 7 tokens" helps more than "too many elements", so this is checked first.
+    fn check_rows(&self, name: &str, tensor: &TensorData) -> Result<()> {
         if let Some(rows) = tensor.shape.as_ref().map_or(Some(tensor.values.len() as i64), |s| s.first().copied())
             && rows != self.length as i64
         {
             return Err(self.wrong_length(name, rows));
         }
+        Ok(())
+    }
+
+    fn dense(&self, name: &str, tensor: &TensorData, limit: usize) -> Result<DenseTensor> {
+        self.check_rows(name, tensor)?;
         tensor.to_dense(0, limit).map_err(|e| Error::user(format!("{name}: {e}")))
     }
 
@@ -278,7 +294,7 @@ mod tests {
             shape: Some(vec![2, 1 << 40]),
             csr: Some(CsrIndices { crow: vec![0, 0, 0], col: vec![] }),
         };
-        refused(Loss::CrossEntropy, &[1, 2], &[("target_tokens", huge)], &["target_tokens", "elements"]);
+        refused(Loss::CrossEntropy, &[1, 2], &[("target_tokens", huge)], &["target_tokens", "vocabulary"]);
         for shape in [vec![5], vec![-2], vec![1 << 40], vec![2, 0], vec![2, 1, 1]] {
             let t = ints(&[1, 2]).with_shape(shape.clone());
             assert!(check(Loss::CrossEntropy, datum_of(&[1, 2], &[("target_tokens", t)])).is_err(), "{shape:?}");

@@ -8,7 +8,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::flex::buffer;
-use super::gemm::{Gemm, View};
+use super::gemm::Gemm;
+use super::pack::View;
 use super::rows::{attention_grad_row, axpy, inner, softmax};
 use crate::kernels::Heads;
 

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::simd::{Lanes, simd_dispatch};
+use super::simd::{Bf16, Lanes, Slice, Stored, simd_dispatch};
 
 /// Weight rows per task.
 const ROWS_PER_TASK: usize = 64;
@@ -16,7 +16,7 @@ const PARALLEL_FROM: usize = 1 << 16;
 
 /// One weight matrix (n, k) and where its product goes: `y` is (m, n).
 pub struct Product<'a> {
-    pub w: &'a [f32],
+    pub w: Slice<'a>,
     pub bias: Option<&'a [f32]>,
     pub y: &'a mut [f32],
 }
@@ -50,7 +50,7 @@ unsafe impl Send for Out {}
 unsafe impl Sync for Out {}
 
 struct Task<'a> {
-    w: &'a [f32],
+    w: Slice<'a>,
     bias: Option<&'a [f32]>,
     y: Out,
     n: usize,
@@ -60,10 +60,13 @@ struct Task<'a> {
 
 impl Task<'_> {
     fn run(&self, x: &[f32], m: usize, k: usize) {
-        let w = &self.w[self.first * k..(self.first + self.count) * k];
+        let part = self.first * k..(self.first + self.count) * k;
         // SAFETY: column `first` of the first row lies inside `y`.
         let y = unsafe { self.y.0.add(self.first) };
-        tile_rows(x, m, k, w, self.count, y, self.n);
+        match self.w {
+            Slice::F32(w) => tile_rows_f32(x, m, k, &w[part], self.count, y, self.n),
+            Slice::Bf16(w) => tile_rows_bf16(x, m, k, &w[part], self.count, y, self.n),
+        }
         if let Some(bias) = self.bias {
             for i in 0..m {
                 for j in 0..self.count {
@@ -77,11 +80,33 @@ impl Task<'_> {
 
 simd_dispatch! {
     /// `y[i, j] = x[i] · w[j]` for `m` rows of x and `count` rows of w; `y` has `ldy` values per row.
-    fn tile_rows(x: &[f32], m: usize, k: usize, w: &[f32], count: usize, y: *mut f32, ldy: usize) => tile_rows_any
+    fn tile_rows_f32(x: &[f32], m: usize, k: usize, w: &[f32], count: usize, y: *mut f32, ldy: usize) => rows_f32
+}
+simd_dispatch! {
+    /// The same for weights stored as bf16.
+    fn tile_rows_bf16(x: &[f32], m: usize, k: usize, w: &[Bf16], count: usize, y: *mut f32, ldy: usize) => rows_bf16
 }
 
 #[inline(always)]
-unsafe fn tile_rows_any<V: Lanes>(x: &[f32], m: usize, k: usize, w: &[f32], count: usize, y: *mut f32, ldy: usize) {
+unsafe fn rows_f32<V: Lanes>(x: &[f32], m: usize, k: usize, w: &[f32], count: usize, y: *mut f32, ldy: usize) {
+    unsafe { tile_rows::<V, f32>(x, m, k, w, count, y, ldy) }
+}
+
+#[inline(always)]
+unsafe fn rows_bf16<V: Lanes>(x: &[f32], m: usize, k: usize, w: &[Bf16], count: usize, y: *mut f32, ldy: usize) {
+    unsafe { tile_rows::<V, Bf16>(x, m, k, w, count, y, ldy) }
+}
+
+#[inline(always)]
+unsafe fn tile_rows<V: Lanes, T: Stored>(
+    x: &[f32],
+    m: usize,
+    k: usize,
+    w: &[T],
+    count: usize,
+    y: *mut f32,
+    ldy: usize,
+) {
     unsafe {
         // Rows of x in blocks that stay in the second-level cache while the weights pass by.
         let block = (X_BLOCK / k.max(1)).max(4) / 4 * 4;
@@ -94,15 +119,15 @@ unsafe fn tile_rows_any<V: Lanes>(x: &[f32], m: usize, k: usize, w: &[f32], coun
                 let wj = w.as_ptr().add(j * k);
                 let mut i = first;
                 while wide && i + 4 <= last {
-                    tile::<V, 4, 4>(x.as_ptr().add(i * k), wj, k, y.add(i * ldy + j), ldy);
+                    tile::<V, T, 4, 4>(x.as_ptr().add(i * k), wj, k, y.add(i * ldy + j), ldy);
                     i += 4;
                 }
                 while i < last {
                     let (xi, yi) = (x.as_ptr().add(i * k), y.add(i * ldy + j));
                     if wide {
-                        tile::<V, 1, 4>(xi, wj, k, yi, ldy)
+                        tile::<V, T, 1, 4>(xi, wj, k, yi, ldy)
                     } else {
-                        tile::<V, 1, 1>(xi, wj, k, yi, ldy)
+                        tile::<V, T, 1, 1>(xi, wj, k, yi, ldy)
                     }
                     i += 1;
                 }
@@ -115,9 +140,9 @@ unsafe fn tile_rows_any<V: Lanes>(x: &[f32], m: usize, k: usize, w: &[f32], coun
 
 /// `MX × NW` inner products side by side.
 #[inline(always)]
-unsafe fn tile<V: Lanes, const MX: usize, const NW: usize>(
+unsafe fn tile<V: Lanes, T: Stored, const MX: usize, const NW: usize>(
     x: *const f32,
-    w: *const f32,
+    w: *const T,
     k: usize,
     y: *mut f32,
     ldy: usize,
@@ -127,7 +152,7 @@ unsafe fn tile<V: Lanes, const MX: usize, const NW: usize>(
         let whole = k / V::N * V::N;
         let mut p = 0;
         while p < whole {
-            step::<V, MX, NW>(&mut acc, x.add(p), w.add(p), k);
+            step::<V, T, MX, NW>(&mut acc, (x.add(p), k), (w.add(p), k));
             p += V::N;
         }
         if whole < k {
@@ -137,9 +162,11 @@ unsafe fn tile<V: Lanes, const MX: usize, const NW: usize>(
                 std::ptr::copy_nonoverlapping(x.add(i * k + whole), t.as_mut_ptr(), k - whole);
             }
             for (j, t) in wt.iter_mut().enumerate() {
-                std::ptr::copy_nonoverlapping(w.add(j * k + whole), t.as_mut_ptr(), k - whole);
+                for (i, t) in t.iter_mut().enumerate().take(k - whole) {
+                    *t = (*w.add(j * k + whole + i)).widen();
+                }
             }
-            step::<V, MX, NW>(&mut acc, xt.as_ptr().cast(), wt.as_ptr().cast(), 16);
+            step::<V, f32, MX, NW>(&mut acc, (xt.as_ptr().cast(), 16), (wt.as_ptr().cast(), 16));
         }
         for (i, row) in acc.iter().enumerate() {
             for (j, v) in row.iter().enumerate() {
@@ -149,20 +176,20 @@ unsafe fn tile<V: Lanes, const MX: usize, const NW: usize>(
     }
 }
 
+/// One register's width of all products; each operand with the distance of its rows.
 #[inline(always)]
-unsafe fn step<V: Lanes, const MX: usize, const NW: usize>(
+unsafe fn step<V: Lanes, T: Stored, const MX: usize, const NW: usize>(
     acc: &mut [[V; NW]; MX],
-    x: *const f32,
-    w: *const f32,
-    ld: usize,
+    (x, ldx): (*const f32, usize),
+    (w, ldw): (*const T, usize),
 ) {
     unsafe {
         let mut wv = [V::splat(0.0); NW];
         for (j, v) in wv.iter_mut().enumerate() {
-            *v = V::load(w.add(j * ld));
+            *v = T::load(w.add(j * ldw));
         }
         for (i, row) in acc.iter_mut().enumerate() {
-            let xv = V::load(x.add(i * ld));
+            let xv = V::load(x.add(i * ldx));
             for (a, v) in row.iter_mut().zip(wv) {
                 *a = xv.mul_add(v, *a);
             }
@@ -182,7 +209,7 @@ mod tests {
         let bias: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let run = |rows: std::ops::Range<usize>| {
             let mut y = vec![0.0; rows.len() * n];
-            let p = Product { w: &w, bias: Some(&bias), y: &mut y };
+            let p = Product { w: Slice::F32(&w), bias: Some(&bias), y: &mut y };
             dot_products(&x[rows.start * k..rows.end * k], rows.len(), k, vec![p]);
             y
         };

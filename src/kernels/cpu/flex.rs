@@ -4,8 +4,9 @@ use std::ops::Deref;
 
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, DType, Shape, Tensor};
+use burn::tensor::{Bytes, DType, Shape, Tensor, bf16};
 
+use super::simd::Slice;
 use crate::kernels::Mat;
 
 /// A matrix's values, row-major; keeps them alive.
@@ -29,6 +30,28 @@ fn primitive(x: Mat) -> FlexTensor {
 pub fn values(x: &Mat) -> Values {
     let t = primitive(x.clone());
     Values(if t.is_contiguous() { t } else { t.to_contiguous() })
+}
+
+/// A base weight's values as they are stored; keeps them alive.
+pub struct Weights(FlexTensor);
+
+impl Weights {
+    pub fn slice(&self) -> Slice<'_> {
+        let layout = self.0.layout();
+        let part = layout.start_offset()..layout.start_offset() + layout.num_elements();
+        if self.0.dtype() == DType::F32 {
+            return Slice::F32(&self.0.storage::<f32>()[part]);
+        }
+        let bits = self.0.storage::<bf16>();
+        // SAFETY: both are 16 bits in which every pattern is valid.
+        Slice::Bf16(unsafe { std::slice::from_raw_parts(bits[part.clone()].as_ptr().cast(), part.len()) })
+    }
+}
+
+/// Borrowed values of a weight that may be stored as bf16.
+pub fn weights(x: &Mat) -> Weights {
+    let t = primitive(x.clone());
+    Weights(if t.is_contiguous() { t } else { t.to_contiguous() })
 }
 
 /// A new matrix of these values.

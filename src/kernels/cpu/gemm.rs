@@ -8,7 +8,8 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::simd::{Isa, Lanes, isa, simd_dispatch};
+use super::pack::{View, pack};
+use super::simd::{Isa, Lanes, Stored, isa, simd_dispatch};
 
 /// Inner indices per block.
 const KC: usize = 512;
@@ -16,31 +17,6 @@ const KC: usize = 512;
 const NC: usize = 4096;
 /// Work below which one thread is quicker than several, in multiply-adds.
 const PARALLEL_FROM: usize = 1 << 18;
-
-/// A read-only matrix by pointer and strides: element (i, j) is `data[i * row + j * col]`.
-#[derive(Clone, Copy)]
-pub struct View<'a> {
-    data: &'a [f32],
-    row: usize,
-    col: usize,
-}
-
-impl<'a> View<'a> {
-    /// Row-major with `ld` values from one row to the next.
-    pub fn rows(data: &'a [f32], ld: usize) -> Self {
-        Self { data, row: ld, col: 1 }
-    }
-
-    /// The transpose of a row-major matrix.
-    pub fn transposed(data: &'a [f32], ld: usize) -> Self {
-        Self { data, row: 1, col: ld }
-    }
-
-    fn check(&self, rows: usize, cols: usize) {
-        let last = (rows.max(1) - 1) * self.row + (cols.max(1) - 1) * self.col;
-        assert!(rows * cols == 0 || last < self.data.len(), "gemm operand too small");
-    }
-}
 
 /// Sizes and flags of one product: `c[m, n] = alpha · a[m, k] · b[k, n]`, added to `c` when `accumulate`.
 #[derive(Clone, Copy)]
@@ -75,13 +51,13 @@ impl Gemm {
     }
 
     /// Runs the product into `c`, row-major with `ldc` values from row to row.
-    pub fn run(self, a: View, b: View, c: &mut [f32], ldc: usize) {
+    pub fn run<T: Stored>(self, a: View, b: View<T>, c: &mut [f32], ldc: usize) {
         let n = self.n;
         self.run_many(a, vec![Job { b, n, c, ldc }]);
     }
 
     /// Several products with one left operand, which is packed once; each job's own `n` counts.
-    pub fn run_many(self, a: View, mut jobs: Vec<Job>) {
+    pub fn run_many<T: Stored>(self, a: View, mut jobs: Vec<Job<T>>) {
         let Self { m, k, .. } = self;
         a.check(m, k);
         for j in &mut jobs {
@@ -122,8 +98,8 @@ impl Gemm {
 }
 
 /// One right operand (k, n) and its output.
-pub struct Job<'a, 'c> {
-    pub b: View<'a>,
+pub struct Job<'a, 'c, T = f32> {
+    pub b: View<'a, T>,
     pub n: usize,
     pub c: &'c mut [f32],
     pub ldc: usize,
@@ -189,7 +165,7 @@ impl Block {
         self.panels(space, mr, |i, p| pack(p, a, i * mr, mr.min(self.m - i * mr), mr, k0, self.kc, false));
     }
 
-    fn pack_right(&self, b: &View, k0: usize, j0: usize, nc: usize, space: &mut Vec<f32>) {
+    fn pack_right<T: Stored>(&self, b: &View<T>, k0: usize, j0: usize, nc: usize, space: &mut Vec<f32>) {
         let nr = self.shape.nr;
         let space = room(space, nc.div_ceil(nr) * nr * self.kc);
         self.panels(space, nr, |j, p| pack(p, b, j0 + j * nr, nr.min(nc - j * nr), nr, k0, self.kc, true));
@@ -222,42 +198,6 @@ impl Block {
 struct Out(*mut f32);
 // SAFETY: tasks write disjoint tiles.
 unsafe impl Sync for Out {}
-
-/// Packs `used` of `width` lanes (rows of A, or columns of B) for `kc` inner indices, inner-major, padded with zeros.
-#[allow(clippy::too_many_arguments, reason = "a panel's place and size")]
-fn pack(out: &mut [f32], x: &View, first: usize, used: usize, width: usize, k0: usize, kc: usize, is_b: bool) {
-    let (lane, inner) = if is_b { (x.col, x.row) } else { (x.row, x.col) };
-    let base = first * lane + k0 * inner;
-    if lane == 1 {
-        for (k, dst) in out.chunks_exact_mut(width).enumerate() {
-            let src = &x.data[base + k * inner..][..used];
-            dst[..used].copy_from_slice(src);
-            dst[used..].fill(0.0);
-        }
-        return;
-    }
-    if used < width {
-        out.fill(0.0);
-    }
-    if inner == 1 {
-        // Transposing copy in small squares, so that both sides stay in cache.
-        for kk in (0..kc).step_by(16) {
-            let kn = 16.min(kc - kk);
-            for l in 0..used {
-                let src = &x.data[base + l * lane + kk..][..kn];
-                for (k, v) in src.iter().enumerate() {
-                    out[(kk + k) * width + l] = *v;
-                }
-            }
-        }
-        return;
-    }
-    for k in 0..kc {
-        for l in 0..used {
-            out[k * width + l] = x.data[base + l * lane + k * inner];
-        }
-    }
-}
 
 simd_dispatch! {
     /// One register tile: `c[rows, cols] (+)= alpha · ap · bp`.
@@ -329,16 +269,19 @@ unsafe fn tile<V: Lanes, const MR: usize, const NV: usize>(
             }
             return;
         }
+        // At an edge the tile's rows go through a padded copy, so that the same operations make the same bits.
         let mut edge = [0f32; 64];
         for (i, row) in acc.iter().enumerate().take(rows) {
+            let p = c.add(i * ldc);
+            if accumulate {
+                std::ptr::copy_nonoverlapping(p, edge.as_mut_ptr(), cols);
+            }
             for (j, x) in row.iter().enumerate() {
-                x.store(edge.as_mut_ptr().add(j * V::N));
+                let at = edge.as_mut_ptr().add(j * V::N);
+                let old = if accumulate { V::load(at) } else { V::splat(0.0) };
+                x.mul_add(alpha_v, old).store(at);
             }
-            for (j, x) in edge.iter().enumerate().take(cols) {
-                let p = c.add(i * ldc + j);
-                // Fused like the full tile's store, so that a row's bits do not depend on where its tile lies.
-                *p = f32::mul_add(*x, alpha, if accumulate { *p } else { 0.0 });
-            }
+            std::ptr::copy_nonoverlapping(edge.as_ptr(), p, cols);
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod dot;
 mod flex;
 pub mod gemm;
 mod math;
+mod pack;
 mod rows;
 pub mod simd;
 mod thin;
@@ -19,27 +20,33 @@ use rayon::prelude::*;
 
 use self::dot::{Product, dot_products};
 use self::flex::{Values, buffer, matrix, update, values};
-use self::gemm::{Gemm, Job, View};
+use self::gemm::{Gemm, Job};
+use self::pack::View;
+use self::simd::Slice;
 use super::{AdamStep, Heads, Kernels, KvSpan, LoraRows, Mat, Pass, RopeTable, RowPair, Targets, Weight};
 
 /// The CPU's kernels.
 pub struct Cpu;
 
-/// `y (+)= alpha · x · wᵀ` for row-major x (m, k), w (n, k).
-fn product(pass: Pass, x: &[f32], m: usize, k: usize, weights: &[(&[f32], Option<&[f32]>)]) -> Vec<Vec<f32>> {
+/// `x · wᵀ + bias` for row-major x (m, k) and each w (n, k).
+fn product(pass: Pass, x: &[f32], m: usize, k: usize, weights: &[(Slice, Option<&[f32]>)]) -> Vec<Vec<f32>> {
     let mut ys: Vec<Vec<f32>> = weights.iter().map(|(w, _)| buffer(m * w.len() / k)).collect();
     match pass {
         Pass::Sample => {
-            let jobs = weights.iter().zip(&mut ys).map(|((w, bias), y)| Product { w, bias: *bias, y }).collect();
+            let jobs = weights.iter().zip(&mut ys).map(|((w, bias), y)| Product { w: *w, bias: *bias, y }).collect();
             dot_products(x, m, k, jobs);
         }
         Pass::Train => {
-            let mut jobs = Vec::with_capacity(weights.len());
+            let (mut full, mut half) = (Vec::new(), Vec::new());
             for ((w, _), y) in weights.iter().zip(&mut ys) {
                 let n = w.len() / k;
-                jobs.push(Job { b: View::transposed(w, k), n, c: y, ldc: n });
+                match w {
+                    Slice::F32(w) => full.push(Job { b: View::transposed(w, k), n, c: y, ldc: n }),
+                    Slice::Bf16(w) => half.push(Job { b: View::transposed(w, k), n, c: y, ldc: n }),
+                }
             }
-            Gemm::new(m, 0, k).run_many(View::rows(x, k), jobs);
+            Gemm::new(m, 0, k).run_many(View::rows(x, k), full);
+            Gemm::new(m, 0, k).run_many(View::rows(x, k), half);
             for ((w, bias), y) in weights.iter().zip(&mut ys) {
                 let n = w.len() / k;
                 if let Some(bias) = bias {
@@ -68,21 +75,25 @@ fn accumulator(acc: Option<Mat>, shape: [usize; 2]) -> Mat {
 impl Kernels for Cpu {
     fn linear(&self, pass: Pass, x: &Mat, weights: &[Weight]) -> Vec<Mat> {
         let [m, k] = x.dims();
-        let held: Vec<(Values, Option<Values>)> = weights.iter().map(|w| (values(w.w), w.bias.map(values))).collect();
-        let slices: Vec<(&[f32], Option<&[f32]>)> = held.iter().map(|(w, b)| (&**w, b.as_deref())).collect();
+        let held: Vec<_> = weights.iter().map(|w| (flex::weights(w.w), w.bias.map(values))).collect();
+        let slices: Vec<_> = held.iter().map(|(w, b)| (w.slice(), b.as_deref())).collect();
         let ys = product(pass, &values(x), m, k, &slices);
         ys.into_iter().zip(weights).map(|(y, w)| matrix(y, [m, w.w.dims()[0]])).collect()
     }
 
     fn linear_input_grad(&self, dx: Option<Mat>, dy: &Mat, w: &Mat) -> Mat {
         let ([m, n], [_, k]) = (dy.dims(), w.dims());
-        let (dys, ws) = (values(dy), values(w));
+        let (dys, ws) = (values(dy), flex::weights(w));
+        let run = |gemm: Gemm, dx: &mut [f32]| match ws.slice() {
+            Slice::F32(ws) => gemm.run(View::rows(&dys, n), View::rows(ws, k), dx, k),
+            Slice::Bf16(ws) => gemm.run(View::rows(&dys, n), View::rows(ws, k), dx, k),
+        };
         let gemm = Gemm::new(m, k, n);
         match dx {
-            Some(dx) => update(dx, |dx| gemm.accumulate().run(View::rows(&dys, n), View::rows(&ws, k), dx, k)),
+            Some(dx) => update(dx, |dx| run(gemm.accumulate(), dx)),
             None => {
                 let mut dx = buffer(m * k);
-                gemm.run(View::rows(&dys, n), View::rows(&ws, k), &mut dx, k);
+                run(gemm, &mut dx);
                 matrix(dx, [m, k])
             }
         }
@@ -130,7 +141,8 @@ impl Kernels for Cpu {
         let down = |p: &LoraRows| {
             let (m, r) = (p.rows.len(), p.a.dims()[0]);
             // A has few rows: reading x as it lies beats packing it, in training too.
-            let xa = product(Pass::Sample, &xs[p.rows.start * k..p.rows.end * k], m, k, &[(&values(p.a), None)]);
+            let xa =
+                product(Pass::Sample, &xs[p.rows.start * k..p.rows.end * k], m, k, &[(Slice::F32(&values(p.a)), None)]);
             matrix(xa.into_iter().next().expect("one weight, one output"), [m, r])
         };
         parts.iter().map(down).collect()
@@ -149,7 +161,7 @@ impl Kernels for Cpu {
                         Gemm::new(m, n, r).alpha(p.scale).accumulate().run(xa, b, y, n);
                     }
                     Pass::Sample => {
-                        let d = product(pass, &xa, m, r, &[(&b, None)]).swap_remove(0);
+                        let d = product(pass, &xa, m, r, &[(Slice::F32(&b), None)]).swap_remove(0);
                         rows::axpy(y, p.scale, &d);
                     }
                 }
@@ -166,7 +178,7 @@ impl Kernels for Cpu {
                 let (m, r) = (p.rows.len(), p.a.dims()[0]);
                 let dy = &dys[p.rows.start * n..p.rows.end * n];
                 let bt = transposed(&values(p.b), r, p.scale);
-                let dxa = product(Pass::Sample, dy, m, n, &[(&bt, None)]).swap_remove(0);
+                let dxa = product(Pass::Sample, dy, m, n, &[(Slice::F32(&bt), None)]).swap_remove(0);
                 let dx = &mut dx[p.rows.start * k..p.rows.end * k];
                 Gemm::new(m, k, r).accumulate().run(View::rows(&dxa, r), View::rows(&values(p.a), k), dx, k);
                 kept.push(matrix(dxa, [m, r]));
@@ -259,9 +271,15 @@ impl Kernels for Cpu {
 
     fn embed(&self, table: &Mat, ids: &[u32]) -> Mat {
         let [_, d] = table.dims();
-        let t = values(table);
+        let t = flex::weights(table);
         let mut x = Vec::with_capacity(ids.len() * d);
-        ids.iter().for_each(|id| x.extend_from_slice(&t[*id as usize * d..][..d]));
+        for id in ids {
+            let row = *id as usize * d..(*id as usize + 1) * d;
+            match t.slice() {
+                Slice::F32(t) => x.extend_from_slice(&t[row]),
+                Slice::Bf16(t) => x.extend(t[row].iter().map(|v| v.widen())),
+            }
+        }
         matrix(x, [ids.len(), d])
     }
 

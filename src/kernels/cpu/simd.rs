@@ -30,6 +30,64 @@ pub fn isa() -> Isa {
     })
 }
 
+/// The upper half of an f32.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Bf16(u16);
+
+impl Bf16 {
+    #[inline(always)]
+    pub fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+}
+
+/// How a matrix's values lie in memory; all arithmetic is in f32.
+pub trait Stored: Copy + Sync {
+    fn widen(self) -> f32;
+    /// # Safety
+    /// As [`Lanes::load`].
+    unsafe fn load<V: Lanes>(p: *const Self) -> V;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(p: *const Self) -> V {
+        unsafe { V::load(p) }
+    }
+}
+
+impl Stored for Bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        Self::widen(self)
+    }
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(p: *const Self) -> V {
+        unsafe { V::load_bf16(p) }
+    }
+}
+
+/// A weight matrix's values.
+#[derive(Clone, Copy)]
+pub enum Slice<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [Bf16]),
+}
+
+impl Slice<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::Bf16(x) => x.len(),
+        }
+    }
+}
+
 /// A register of `N` f32 lanes.
 ///
 /// # Safety
@@ -40,6 +98,8 @@ pub unsafe trait Lanes: Copy {
     unsafe fn splat(x: f32) -> Self;
     /// Unaligned load of `N` values.
     unsafe fn load(p: *const f32) -> Self;
+    /// Unaligned load of `N` bf16 values, widened exactly.
+    unsafe fn load_bf16(p: *const Bf16) -> Self;
     unsafe fn store(self, p: *mut f32);
     /// `self * b + c`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
@@ -50,10 +110,12 @@ pub unsafe trait Lanes: Copy {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Lanes;
+    use super::{Bf16, Lanes};
     use std::arch::x86_64::{
-        __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_storeu_ps,
-        _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps,
+        __m256, __m512, _mm_loadu_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_fmadd_ps,
+        _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_add_ps,
+        _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+        _mm512_slli_epi32, _mm512_storeu_ps,
     };
 
     // SAFETY: called only inside functions compiled with avx512f.
@@ -66,6 +128,10 @@ mod x86 {
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
             unsafe { _mm512_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const Bf16) -> Self {
+            unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())), 16)) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
@@ -97,6 +163,10 @@ mod x86 {
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
             unsafe { _mm256_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const Bf16) -> Self {
+            unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())), 16)) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
@@ -146,6 +216,10 @@ unsafe impl Lanes for Plain {
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         Self(unsafe { p.cast::<[f32; 8]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const Bf16) -> Self {
+        Self(unsafe { p.cast::<[Bf16; 8]>().read_unaligned() }.map(Bf16::widen))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {

@@ -140,7 +140,7 @@ impl Default for SamplingParams {
 
 /// What ends a sequence besides `max_tokens`; absent = the model's own end of sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "stop must be a string, a list of strings or a list of token ids, not mixed")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Stop {
     Text(String),

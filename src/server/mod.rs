@@ -1,12 +1,12 @@
 //! The server: store, promises and routes around an engine, until it is told to stop.
 
+mod sweep;
+
 use std::future::Future;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::serve::ListenerExt;
-use chrono::Utc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -16,14 +16,10 @@ use crate::checkpoint;
 use crate::checkpoint::links::Links;
 use crate::config::Config;
 use crate::engine::handle::Handle;
-use crate::error::Result;
 use crate::store::Store;
 
 /// Requests in flight get this long to end after the signal.
 const DRAIN: Duration = Duration::from_secs(10);
-
-/// How often expired results and checkpoints are looked for.
-const SWEEP: Duration = Duration::from_secs(60);
 
 /// Takes the port. Errors name the address.
 pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
@@ -44,8 +40,9 @@ pub async fn run(
     let links = Links::open(&config.store.data_dir)?;
     let address = listener.local_addr()?;
     let app = App::new(config, engine.clone(), store.clone(), links);
+    sweep::orphans(&app.checkpoints_dir(), &store).await?;
     let router = api::router(app.clone());
-    let sweeper = tokio::spawn(sweep(app.clone()));
+    let sweeper = tokio::spawn(sweep::forever(app.clone()));
     let models: Vec<&str> = engine.models().iter().map(|m| m.name.as_str()).collect();
     tracing::info!(models = models.join(", "), "ready on http://{address}");
 
@@ -97,25 +94,4 @@ pub async fn signalled() {
     }
     #[cfg(not(unix))]
     interrupt.await;
-}
-
-async fn sweep(app: App) {
-    loop {
-        tokio::time::sleep(SWEEP).await;
-        app.futures().forget_expired();
-        if let Err(e) = sweep_checkpoints(app.store()).await {
-            tracing::warn!(error = %e, "expired checkpoints not removed");
-        }
-    }
-}
-
-async fn sweep_checkpoints(store: &Store) -> Result<()> {
-    let dirs: Vec<PathBuf> = store.take_expired_checkpoints(Utc::now()).await?;
-    for dir in dirs {
-        tracing::info!(dir = %dir.display(), "expired checkpoint removed");
-        if let Err(e) = tokio::fs::remove_dir_all(&dir).await {
-            tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
-        }
-    }
-    Ok(())
 }

@@ -1,0 +1,217 @@
+//! The run and number of a body that cannot be read: found by looking over the bytes, so that the number can be spent
+//! (protocol §11.2 rule 4).
+
+use crate::ids::ModelId;
+
+/// `model_id` and `seq_id` of a JSON object or a protobuf request, whole or cut off, valid or not; `None` where they
+/// cannot be told. Takes one pass, without recursion.
+pub fn find(bytes: &[u8]) -> Option<(ModelId, u64)> {
+    let looks_json = bytes.trim_ascii_start().starts_with(b"{");
+    let (model, seq) = looks_json.then(|| in_json(bytes)).flatten().or_else(|| in_proto(bytes))?;
+    (seq > 0).then_some((ModelId(model), seq))
+}
+
+/// Of the outer object; where brackets do not match, of any.
+fn in_json(bytes: &[u8]) -> Option<(String, u64)> {
+    let mut outer = (None, None);
+    let mut inner = (None, None);
+    let (mut depth, mut at) = (0usize, 0);
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'"' => {
+                let Some(end) = end_of_string(bytes, at) else { break };
+                let key = &bytes[at..end];
+                at = end;
+                if let Some(value) = after_colon(bytes, end) {
+                    let found = if depth == 1 { &mut outer } else { &mut inner };
+                    match key {
+                        b"\"model_id\"" if found.0.is_none() => found.0 = text(bytes, value),
+                        b"\"seq_id\"" if found.1.is_none() => found.1 = number(&bytes[value..]),
+                        _ => {}
+                    }
+                }
+                continue;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    Some((outer.0.or(inner.0)?, outer.1.or(inner.1)?))
+}
+
+/// Just behind the closing quote of the string that opens at `start`.
+fn end_of_string(bytes: &[u8], start: usize) -> Option<usize> {
+    let mut at = start + 1;
+    loop {
+        match bytes.get(at)? {
+            b'"' => return Some(at + 1),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+/// Where the value of a key begins, when the string that ended before `at` was one.
+fn after_colon(bytes: &[u8], at: usize) -> Option<usize> {
+    let skip = |from: usize| from + bytes[from..].iter().take_while(|b| b.is_ascii_whitespace()).count();
+    let colon = skip(at);
+    (bytes.get(colon) == Some(&b':')).then(|| skip(colon + 1))
+}
+
+fn text(bytes: &[u8], at: usize) -> Option<String> {
+    (bytes.get(at) == Some(&b'"')).then_some(())?;
+    serde_json::from_slice(&bytes[at..end_of_string(bytes, at)?]).ok()
+}
+
+/// A whole number, also one that was written as `7.0` or `"7"`.
+fn number(bytes: &[u8]) -> Option<u64> {
+    let bytes = bytes.strip_prefix(b"\"").unwrap_or(bytes);
+    let length = bytes.iter().take_while(|b| b.is_ascii_alphanumeric() || b".+-".contains(b)).count();
+    let literal = std::str::from_utf8(&bytes[..length]).ok()?;
+    let whole = |x: &f64| x.fract() == 0.0 && (0.0..9e15).contains(x);
+    literal.parse().ok().or_else(|| literal.parse::<f64>().ok().filter(whole).map(|x| x as u64))
+}
+
+/// Fields 1 and 2 of the message, which all clients write first.
+fn in_proto(bytes: &[u8]) -> Option<(String, u64)> {
+    let (mut model, mut seq) = (None, None);
+    for field in Fields(bytes) {
+        match field {
+            Field { number: 1, value: Value::Bytes(b) } => model = String::from_utf8(b.to_vec()).ok(),
+            Field { number: 2, value: Value::Varint(n) } => seq = i32::try_from(n.cast_signed()).ok(),
+            _ => {}
+        }
+        if model.is_some() && seq.is_some() {
+            break;
+        }
+    }
+    Some((model?, u64::try_from(seq?).ok()?))
+}
+
+/// How many messages lie in a protobuf forward_backward request, datums and what is directly in them. Each takes a
+/// struct in memory, however short it is on the wire.
+pub fn messages_in(bytes: &[u8]) -> usize {
+    let datums = Fields(bytes).filter(|f| f.number == 3);
+    datums.map(|f| if let Value::Bytes(datum) = f.value { 1 + Fields(datum).count() } else { 0 }).sum()
+}
+
+/// A protobuf message's fields, up to the first that cannot be read.
+struct Fields<'a>(&'a [u8]);
+
+struct Field<'a> {
+    number: u64,
+    value: Value<'a>,
+}
+
+enum Value<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    Fixed,
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Field<'a>;
+
+    fn next(&mut self) -> Option<Field<'a>> {
+        let tag = self.varint()?;
+        let value = match tag & 7 {
+            0 => Value::Varint(self.varint()?),
+            1 => self.take(8).map(|_| Value::Fixed)?,
+            2 => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => self.take(4).map(|_| Value::Fixed)?,
+            _ => return None,
+        };
+        Some(Field { number: tag >> 3, value })
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0u64;
+        for shift in 0..10 {
+            let byte = *self.take(1)?.first()?;
+            value |= u64::from(byte & 0x7f).checked_shl(7 * shift)?;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+    use tinderbox_client::proto::{Datum, ForwardBackwardRequest};
+
+    fn found(bytes: &[u8]) -> Option<(String, u64)> {
+        find(bytes).map(|(model, seq)| (model.0, seq))
+    }
+
+    #[test]
+    fn the_number_of_a_json_body_that_is_wrong_in_any_way() {
+        let m4 = Some(("m".to_owned(), 4));
+        let deep = format!(r#"{{"x":{}{},"model_id":"m","seq_id":4}}"#, "[".repeat(5000), "]".repeat(5000));
+        for body in [
+            r#"{"model_id":"m","seq_id":4,"adam_params":{"learning_rate":"high"}}"#,
+            r#"{"model_id":"m","seq_id":4,"adam_params":{"learning_rate":NaN}}"#,
+            r#" {"learning_rate":1e999, "seq_id" : 4 , "model_id" : "m"}"#,
+            r#"{"model_id":"m","seq_id":4,"data":[[{"tok"#,
+            r#"{"data":[}, "model_id":"\u006d","seq_id":4.0}"#,
+            r#"{"text":"\"seq_id\":9}","inner":{"model_id":"x","seq_id":8},"model_id":"m","seq_id":"4"}"#,
+            &deep,
+        ] {
+            assert_eq!(found(body.as_bytes()), m4, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_not_guessed() {
+        for body in [
+            "",
+            "{",
+            r#"{"seq_id":4}"#,
+            r#"{"model_id":"m"}"#,
+            r#"{"model_id":"m","seq_id":0}"#,
+            r#"{"model_id":"m","seq_id":-4}"#,
+            r#"{"model_id":"m","seq_id":4.5}"#,
+            r#"{"model_id":"m","seq_id":null}"#,
+            r#"{"model_id":"m","seq_id":"#,
+            r#"{"model_id":7,"seq_id":4}"#,
+            r#"{"model_id":"m\"#,
+        ] {
+            assert_eq!(found(body.as_bytes()), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_a_broken_protobuf_body() {
+        let whole = ForwardBackwardRequest {
+            model_id: "m".into(),
+            seq_id: 4,
+            data: vec![Datum::default(); 3],
+            ..Default::default()
+        };
+        let mut bytes = whole.encode_to_vec();
+        assert_eq!(messages_in(&bytes), 3);
+        bytes.extend(b"\x1a\xff\xff");
+        assert!(ForwardBackwardRequest::decode(&bytes[..]).is_err());
+        assert_eq!(found(&bytes), Some(("m".into(), 4)));
+        assert_eq!(found(&bytes[..4]), None);
+        assert_eq!(found(b"\x0a\xff\xff"), None);
+        let negative = ForwardBackwardRequest { seq_id: -4, ..whole };
+        assert_eq!(found(&negative.encode_to_vec()), None);
+    }
+}

@@ -1,0 +1,74 @@
+//! For tests: the handlers' state around an engine that only listens.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use chrono::{DateTime, Utc};
+
+use crate::checkpoint::links::Links;
+use crate::command::RunKind;
+use crate::config::Config;
+use crate::engine::handle::{Handle, Message, ModelInfo};
+use crate::ids::{ModelId, OwnerId, SessionId};
+use crate::store::runs::RunRow;
+use crate::store::sessions::SessionRow;
+use crate::store::{Metadata, Store};
+
+use super::state::App;
+
+/// Serves one model, `tiny`, of 10 tokens.
+pub async fn app() -> (App, Receiver<Message>) {
+    let (tx, rx) = channel();
+    let dir = tempfile::tempdir().unwrap();
+    let model = ModelInfo {
+        name: "tiny".into(),
+        dir: dir.path().into(),
+        arch: "qwen3".into(),
+        vocab_size: 10,
+        max_context_length: 8,
+        eos_ids: vec![9],
+    };
+    let links = Links::open(dir.path()).unwrap();
+    let store = Store::open("sqlite::memory:").await.unwrap();
+    (App::new(Config::for_testing(dir.path()), Handle::new(tx, vec![model]), store, links), rx)
+}
+
+pub fn owner() -> OwnerId {
+    OwnerId("me".into())
+}
+
+/// A session of `owner` with this heartbeat.
+pub async fn session(app: &App, heartbeat: DateTime<Utc>) -> SessionRow {
+    let row = SessionRow {
+        id: SessionId::random(),
+        owner: owner(),
+        created_at: heartbeat,
+        last_heartbeat_at: heartbeat,
+        tags: vec![],
+        user_metadata: Metadata::new(),
+        sdk_version: "0.38.0".into(),
+        project_id: None,
+        display_name: None,
+        finished: None,
+    };
+    app.store().insert_session(&row).await.unwrap();
+    row
+}
+
+/// A run of `owner` in a session of its own.
+pub async fn run(app: &App) -> ModelId {
+    let session = session(app, Utc::now()).await.id;
+    let row = RunRow {
+        id: session.model(0),
+        session,
+        owner: owner(),
+        base_model: "tiny".into(),
+        kind: RunKind::Full,
+        user_metadata: Metadata::new(),
+        created_at: Utc::now(),
+        last_request_at: Utc::now(),
+        corrupted: false,
+    };
+    let id = row.id.clone();
+    app.known().announce_run(row);
+    id
+}

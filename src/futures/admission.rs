@@ -1,0 +1,195 @@
+//! How much unfinished work may wait, all together and for each owner: beyond it clients are told to slow down
+//! (protocol §12.2).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use crate::command::{Command, Datum, RunCommand, SampleRequest, Stop};
+use crate::ids::OwnerId;
+
+/// Room for requests that are not finished.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Of bodies and what they expand to, all together. An owner may hold half of it.
+    pub bytes: usize,
+    /// Requests of one owner.
+    pub requests: usize,
+}
+
+impl Room {
+    /// For what is never refused.
+    pub const UNLIMITED: Self = Self { bytes: usize::MAX, requests: usize::MAX };
+}
+
+/// There is no room now, but there will be: the client should send the request again.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full(pub String);
+
+/// Counts what is pending. Clones share the counts.
+#[derive(Clone)]
+pub struct Admission {
+    room: Room,
+    counts: Arc<Mutex<Counts>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    bytes: usize,
+    owners: HashMap<OwnerId, Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    bytes: usize,
+    requests: usize,
+}
+
+/// A pending request's share of the room, given back when it is dropped.
+pub struct Permit {
+    admission: Admission,
+    owner: OwnerId,
+    bytes: usize,
+}
+
+impl Admission {
+    pub fn new(room: Room) -> Self {
+        Self { room, counts: Arc::default() }
+    }
+
+    /// One more request of this owner, of no bytes yet.
+    pub fn enter(&self, owner: &OwnerId) -> Result<Permit, Full> {
+        let mut counts = self.lock();
+        let held = counts.owners.entry(owner.clone()).or_default();
+        if held.requests >= self.room.requests {
+            let limit = self.room.requests;
+            return Err(Full(format!("{limit} requests of this account are not finished; send this one again later")));
+        }
+        held.requests += 1;
+        drop(counts);
+        Ok(Permit { admission: self.clone(), owner: owner.clone(), bytes: 0 })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
+        self.counts.lock().expect("no code panics while it holds the counts")
+    }
+}
+
+impl Permit {
+    /// Takes more room, which this request then holds until it is finished.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), Full> {
+        self.check(bytes)?;
+        let mut counts = self.admission.lock();
+        counts.bytes += bytes;
+        counts.owners.get_mut(&self.owner).expect("a permit's owner is counted").bytes += bytes;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Whether `more` bytes would fit now. A request that is alone always does, or it could never be served.
+    pub fn check(&self, more: usize) -> Result<(), Full> {
+        let room = self.admission.room.bytes;
+        let counts = self.admission.lock();
+        let own = counts.owners.get(&self.owner).map_or(0, |held| held.bytes);
+        let fits = |held: usize, limit: usize| held <= self.bytes || held.saturating_add(more) <= limit;
+        if !fits(own, room / 2) {
+            let limit = room / 2;
+            return Err(Full(format!(
+                "{own} bytes of this account's requests wait, of {limit}; send this one again later"
+            )));
+        }
+        if !fits(counts.bytes, room) {
+            return Err(Full(format!("{} bytes of requests wait, of {room}; send this one again later", counts.bytes)));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut counts = self.admission.lock();
+        counts.bytes -= self.bytes;
+        if let Some(held) = counts.owners.get_mut(&self.owner) {
+            held.bytes -= self.bytes;
+            held.requests -= 1;
+            if held.requests == 0 {
+                counts.owners.remove(&self.owner);
+            }
+        }
+    }
+}
+
+/// Estimated bytes of a checked request while it waits.
+pub fn size_bytes(command: &Command) -> usize {
+    match command {
+        Command::Run { command: RunCommand::ForwardBackward { data, .. }, .. } => data.iter().map(datum_bytes).sum(),
+        Command::Run { .. } => 0,
+        Command::Sample { request, .. } => sample_bytes(request),
+    }
+}
+
+fn datum_bytes(d: &Datum) -> usize {
+    let inputs = [&d.inputs.weights, &d.inputs.logprobs, &d.inputs.advantages, &d.inputs.sequence_ratio_mask];
+    let floats: usize = inputs.into_iter().flatten().map(Vec::len).sum();
+    size_of::<Datum>() + 4 * (d.tokens.len() + d.targets.len() + floats)
+}
+
+fn sample_bytes(r: &SampleRequest) -> usize {
+    let stop = match &r.params.stop {
+        Stop::Eos | Stop::Never => 0,
+        Stop::Tokens(ids) => 4 * ids.len(),
+        Stop::Strings(texts) => texts.iter().map(|t| 24 + t.len()).sum(),
+    };
+    let targets: usize = r.prompt_targets.iter().flatten().map(|row| 24 + 8 * row.len()).sum();
+    size_of::<SampleRequest>() + 4 * r.prompt.len() + stop + targets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(name: &str) -> OwnerId {
+        OwnerId(name.into())
+    }
+
+    #[test]
+    fn an_owner_holds_half_and_gives_it_back() {
+        let admission = Admission::new(Room { bytes: 100, requests: 3 });
+        let mut a = admission.enter(&owner("a")).unwrap();
+        let mut b = admission.enter(&owner("a")).unwrap();
+        a.grow(30).unwrap();
+        assert_eq!(
+            b.grow(21).unwrap_err().0,
+            "30 bytes of this account's requests wait, of 50; send this one again later"
+        );
+        b.grow(20).unwrap();
+        let mut other = admission.enter(&owner("b")).unwrap();
+        other.grow(50).unwrap();
+        let mut third = admission.enter(&owner("c")).unwrap();
+        assert!(third.grow(1).unwrap_err().0.starts_with("100 bytes of requests"));
+        drop(a);
+        third.grow(30).unwrap();
+        assert!(b.grow(1).unwrap_err().0.starts_with("100 bytes of requests"));
+    }
+
+    #[test]
+    fn a_request_that_is_alone_always_fits() {
+        let admission = Admission::new(Room { bytes: 100, requests: 3 });
+        let mut only = admission.enter(&owner("a")).unwrap();
+        only.grow(80).unwrap();
+        only.grow(80).unwrap();
+        let mut other = admission.enter(&owner("b")).unwrap();
+        assert!(other.grow(1).is_err());
+        drop(only);
+        other.grow(1).unwrap();
+    }
+
+    #[test]
+    fn requests_are_counted_per_owner() {
+        let admission = Admission::new(Room { bytes: 100, requests: 2 });
+        let (first, _second) = (admission.enter(&owner("a")).unwrap(), admission.enter(&owner("a")).unwrap());
+        assert!(admission.enter(&owner("a")).is_err_and(|full| full.0.starts_with("2 requests")));
+        assert!(admission.enter(&owner("b")).is_ok());
+        drop(first);
+        assert!(admission.enter(&owner("a")).is_ok());
+    }
+}

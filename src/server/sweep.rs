@@ -1,0 +1,131 @@
+//! What is cleaned up: at the start what a killed process left, later what expired or fell silent.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use chrono::{TimeDelta, Utc};
+
+use crate::api::state::{App, run_dir};
+use crate::error::Result;
+use crate::store::Store;
+
+/// How often things are looked at.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the clients' reports of faults are kept.
+const TELEMETRY: TimeDelta = TimeDelta::days(30);
+
+/// Never ends. A sweep that fails is logged, and done again the next time.
+pub async fn forever(app: App) {
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        app.futures().forget_expired();
+        if let Err(e) = app.end_silent_sessions().await {
+            tracing::warn!(error = %e, "silent sessions not ended");
+        }
+        if let Err(e) = expired_checkpoints(&app).await {
+            tracing::warn!(error = %e, "expired checkpoints not removed");
+        }
+        if let Err(e) = app.store().purge_telemetry(Utc::now() - TELEMETRY).await {
+            tracing::warn!(error = %e, "old telemetry not removed");
+        }
+    }
+}
+
+async fn expired_checkpoints(app: &App) -> Result<()> {
+    for dir in app.store().take_expired_checkpoints(Utc::now()).await? {
+        tracing::info!(dir = %dir.display(), "checkpoint expired");
+        app.futures().discard(dir);
+    }
+    Ok(())
+}
+
+/// Deletes the directories `RUN/KIND/NAME` below `checkpoints` that belong to a run of this database but to none of its
+/// checkpoints: a killed process had written or was about to remove them. Runs that the database does not know are
+/// another database's, and all else is not ours. To be called before the first write.
+pub async fn orphans(checkpoints: &Path, store: &Store) -> Result<()> {
+    let runs: HashSet<String> = store.run_ids().await?.iter().map(run_dir).collect();
+    // The data directory may have been moved since: only what is below it counts.
+    let kept: HashSet<PathBuf> = store.checkpoint_dirs().await?.iter().map(|dir| last_three(dir)).collect();
+    let root = checkpoints.to_owned();
+    let orphans = tokio::task::spawn_blocking(move || {
+        let known = |dir: &PathBuf| dir.file_name().and_then(|n| n.to_str()).is_some_and(|n| runs.contains(n));
+        let kinds = dirs_in(&root).into_iter().filter(known).flat_map(|run| dirs_in(&run));
+        let leaves = kinds.flat_map(|kind| dirs_in(&kind));
+        leaves.filter(|leaf| !kept.contains(&last_three(leaf))).collect::<Vec<_>>()
+    });
+    for dir in orphans.await.unwrap_or_default() {
+        tracing::info!(dir = %dir.display(), "removing files of no checkpoint");
+        if let Err(e) = tokio::fs::remove_dir_all(&dir).await {
+            tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
+        }
+    }
+    Ok(())
+}
+
+/// Real directories only: nobody's links are followed.
+fn dirs_in(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+}
+
+fn last_three(dir: &Path) -> PathBuf {
+    let parts: Vec<_> = dir.components().collect();
+    parts[parts.len().saturating_sub(3)..].iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::RunKind;
+    use crate::ids::{ModelId, OwnerId, SessionId};
+    use crate::store::Metadata;
+    use crate::store::checkpoints::CheckpointRow;
+    use crate::store::runs::RunRow;
+
+    fn run() -> RunRow {
+        RunRow {
+            id: ModelId("s:train:0".into()),
+            session: SessionId("s".into()),
+            owner: OwnerId("o".into()),
+            base_model: "m".into(),
+            kind: RunKind::Full,
+            user_metadata: Metadata::new(),
+            created_at: Utc::now(),
+            last_request_at: Utc::now(),
+            corrupted: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_known_runs_directories_without_a_row_go() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        store.insert_run(&run()).await.unwrap();
+        let row = CheckpointRow {
+            path: "tinker://s:train:0/weights/a".parse().unwrap(),
+            owner: OwnerId("o".into()),
+            base_model: "m".into(),
+            kind: RunKind::Full,
+            dir: "/before/the/move/s-train-0/weights/a.1".into(),
+            size_bytes: 1,
+            created_at: Utc::now(),
+            expires_at: Some(Utc::now() - TimeDelta::hours(1)),
+            public: false,
+            user_metadata: Metadata::new(),
+        };
+        store.put_checkpoint(&row).await.unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let orphan = "s-train-0/weights/a.2";
+        let kept = ["s-train-0/weights/a.1", "other-train-0/weights/a.2", "s-train-0/weights/a.1/inner"];
+        for dir in kept.iter().chain([&orphan]) {
+            std::fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        std::fs::write(root.path().join("s-train-0/weights/file"), "").unwrap();
+        orphans(root.path(), &store).await.unwrap();
+        assert!(!root.path().join(orphan).exists());
+        assert!(kept.iter().all(|dir| root.path().join(dir).exists()));
+        assert!(root.path().join("s-train-0/weights/file").exists());
+        orphans(&root.path().join("none"), &store).await.unwrap();
+    }
+}
