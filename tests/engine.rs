@@ -118,7 +118,7 @@ fn sampled(outcome: Result<Outcome>) -> SampleOutput {
     }
 }
 
-fn bits(output: &SampleOutput) -> Vec<(Vec<u32>, Vec<u32>)> {
+fn bits(output: &SampleOutput) -> Sequences {
     let one = |s: &tinderbox::command::Sequence| (s.tokens.clone(), s.logprobs.iter().map(|x| x.to_bits()).collect());
     output.sequences.iter().map(one).collect()
 }
@@ -132,8 +132,11 @@ fn logprobs(outcome: Result<Outcome>) -> Vec<Vec<u32>> {
     }
 }
 
-/// Three steps of a run and two samples of what it became.
-fn life(engine: &Engine, neighbours: impl Fn(u64)) -> (Vec<Vec<Vec<u32>>>, Vec<Vec<(Vec<u32>, Vec<u32>)>>) {
+/// Tokens and logprobs of each sequence, the logprobs as bits.
+type Sequences = Vec<(Vec<u32>, Vec<u32>)>;
+
+/// Three steps of a run (logprobs of each datum as bits) and two samples of what it became.
+fn life(engine: &Engine, neighbours: impl Fn(u64)) -> (Vec<Vec<Vec<u32>>>, Vec<Sequences>) {
     let mut passes = Vec::new();
     for i in 0..3 {
         neighbours(i);

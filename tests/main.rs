@@ -1,4 +1,5 @@
 //! All tests that need more than one module: numerics against a reference, the wire, the tree's own rules.
+#![expect(clippy::unwrap_used, reason = "a test stops where something is missing")]
 
 /// The engine through its handle: neighbours, order, failures.
 mod engine;

@@ -73,6 +73,7 @@ struct Case {
 impl Case {
     fn load(arch: &'static str) -> Self {
         let dir = golden(arch);
+        #[expect(clippy::disallowed_methods, reason = "a test's own switch")]
         let name = std::env::var("TINDERBOX_TEST_DEVICE").unwrap_or_else(|_| "flex".into());
         let device = tinderbox::device::open(&name.parse::<DeviceChoice>().unwrap()).unwrap();
         let config = Arc::new(DecoderConfig::from_dir(&dir).unwrap());

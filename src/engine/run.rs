@@ -83,7 +83,7 @@ impl Engine {
             }
             self.inbox.drain(&mut self.models, &mut self.sampler);
             self.close_gaps();
-            if let Some(work) = self.inbox.scheduler.next() {
+            if let Some(work) = self.inbox.scheduler.next_work() {
                 self.perform(work);
             }
             if !self.sampler.is_idle() {

@@ -133,12 +133,17 @@ fn attention_and_its_derivatives() {
 fn cached_attention_equals_the_last_row_of_full_attention() {
     let mut d = Draw(6);
     let (q, k, v) = (d.mat(20, 64), d.mat(20, 32), d.mat(20, 32));
-    let (o, _) = PLAIN.attention(&q, &k, &v, HEADS, &[0..20]);
+    let all = 0..20;
+    let (o, _) = PLAIN.attention(&q, &k, &v, HEADS, std::slice::from_ref(&all));
     let (k2, v2) = (k.clone().narrow(0, 13, 7), v.clone().narrow(0, 13, 7));
     let spans = vec![KvSpan { k: &k, v: &v, len: 13 }, KvSpan { k: &k2, v: &v2, len: 7 }];
     let last = q.narrow(0, 19, 1);
     for kernels in [FUSED, PLAIN] {
-        close(kernels.attention_cached(&last, HEADS, &[spans.clone()]), o.clone().narrow(0, 19, 1), "cached attention");
+        close(
+            kernels.attention_cached(&last, HEADS, std::slice::from_ref(&spans)),
+            o.clone().narrow(0, 19, 1),
+            "cached attention",
+        );
     }
 }
 

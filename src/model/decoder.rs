@@ -21,7 +21,7 @@ pub struct Budget {
 enum Kept {
     Tape(Box<Tape>),
     /// Its input (T, D).
-    Input(Mat),
+    Input(Box<Mat>),
 }
 
 /// A forward pass that waits for the loss's derivative.
@@ -85,7 +85,7 @@ impl Context<'_> {
         let mut layers = Vec::with_capacity(c.num_layers);
         for layer in 0..c.num_layers {
             let (y, tape) = self.forward(x.clone(), layer);
-            layers.push(if layer < first_kept { Kept::Input(x) } else { Kept::Tape(Box::new(tape)) });
+            layers.push(if layer < first_kept { Kept::Input(Box::new(x)) } else { Kept::Tape(Box::new(tape)) });
             x = y;
             breathe();
         }
@@ -124,7 +124,7 @@ impl Context<'_> {
         for layer in (bottom..c.num_layers).rev() {
             let tape = match layers.pop().expect("one entry per layer") {
                 Kept::Tape(t) => *t,
-                Kept::Input(x) => self.forward(x, layer).1,
+                Kept::Input(x) => self.forward(*x, layer).1,
             };
             dx = self.backward(dx, tape, layer, grads, full, full || layer > bottom);
             breathe();

@@ -180,6 +180,7 @@ mod tests {
     use super::cut;
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges, some with one")]
     fn cuts_lie_at_places_relative_to_the_sequence() {
         assert_eq!(cut(&[0..3, 3..5, 5..6], 4), [vec![0..3], vec![3..5, 5..6]]);
         let alone = cut(&[0..10], 4);

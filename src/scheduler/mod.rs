@@ -95,7 +95,7 @@ impl Scheduler {
     }
 
     /// The next piece of work. Barriers are given out one at a time; the caller runs each before asking again.
-    pub fn next(&mut self) -> Option<Work> {
+    pub fn next_work(&mut self) -> Option<Work> {
         let at = self.turn.iter().position(|m| self.runs[m].ready().is_some())?;
         let model = self.turn.remove(at).expect("just found");
         self.turn.push_back(model.clone());

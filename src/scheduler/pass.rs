@@ -64,11 +64,11 @@ mod tests {
         let mut s = Scheduler::new(100);
         s.open(run("a"), 1);
         assert!(s.push(&run("a"), 2, Job::Barrier));
-        assert_eq!(s.next(), None);
+        assert_eq!(s.next_work(), None);
         assert_eq!(s.gaps(), [(run("a"), 1)]);
         assert!(s.push(&run("a"), 1, data(&[5])));
-        assert_eq!(items(s.next()), [("a".into(), 1, 0..1)]);
-        assert_eq!(s.next(), Some(Work::Barrier { model: run("a"), seq: 2 }));
+        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..1)]);
+        assert_eq!(s.next_work(), Some(Work::Barrier { model: run("a"), seq: 2 }));
         assert!(!s.push(&run("a"), 2, Job::Barrier), "a number that is done");
     }
 
@@ -79,7 +79,7 @@ mod tests {
         s.push(&run("a"), 3, Job::Barrier);
         s.skip(&run("a"), 2);
         s.skip(&run("a"), 1);
-        assert_eq!(s.next(), Some(Work::Barrier { model: run("a"), seq: 3 }));
+        assert_eq!(s.next_work(), Some(Work::Barrier { model: run("a"), seq: 3 }));
     }
 
     #[test]
@@ -90,7 +90,7 @@ mod tests {
         s.push(&run("a"), 700, Job::Barrier);
         assert!(!s.push(&run("a"), 1 << 40, Job::Barrier), "absurdly far ahead");
         s.skip_gap(&run("a"));
-        assert_eq!(s.next(), Some(Work::Barrier { model: run("a"), seq: 700 }));
+        assert_eq!(s.next_work(), Some(Work::Barrier { model: run("a"), seq: 700 }));
         assert_eq!(s.gaps(), [(run("a"), 701)]);
     }
 
@@ -101,9 +101,9 @@ mod tests {
         s.open(run("b"), 1);
         s.push(&run("a"), 1, data(&[4, 3, 9]));
         s.push(&run("b"), 1, data(&[2]));
-        assert_eq!(items(s.next()), [("a".into(), 1, 0..2), ("b".into(), 1, 0..1)]);
-        assert_eq!(items(s.next()), [("a".into(), 1, 2..3)]);
-        assert_eq!(s.next(), None);
+        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..2), ("b".into(), 1, 0..1)]);
+        assert_eq!(items(s.next_work()), [("a".into(), 1, 2..3)]);
+        assert_eq!(s.next_work(), None);
     }
 
     #[test]
@@ -111,8 +111,8 @@ mod tests {
         let mut s = Scheduler::new(10);
         s.open(run("a"), 1);
         s.push(&run("a"), 1, data(&[50, 1]));
-        assert_eq!(items(s.next()), [("a".into(), 1, 0..1)]);
-        assert_eq!(items(s.next()), [("a".into(), 1, 1..2)]);
+        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..1)]);
+        assert_eq!(items(s.next_work()), [("a".into(), 1, 1..2)]);
     }
 
     #[test]
@@ -123,8 +123,8 @@ mod tests {
         s.push(&run("a"), 1, Job::Data { lane: Lane { weights: 0, forward_only: true }, tokens: vec![1] });
         s.push(&run("a"), 2, data(&[1]));
         s.push(&run("b"), 1, data(&[1]));
-        assert_eq!(items(s.next()), [("a".into(), 1, 0..1)]);
-        assert_eq!(items(s.next()), [("b".into(), 1, 0..1), ("a".into(), 2, 0..1)]);
+        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..1)]);
+        assert_eq!(items(s.next_work()), [("b".into(), 1, 0..1), ("a".into(), 2, 0..1)]);
     }
 
     #[test]

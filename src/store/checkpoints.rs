@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(store.put_checkpoint(&second).await.unwrap(), Some(first.dir));
         assert_eq!(store.put_checkpoint(&second).await.unwrap(), None, "the directory is still in use");
         let second = CheckpointRow { public: true, ..second };
-        assert_eq!(store.checkpoint_dirs().await.unwrap(), [second.dir.clone()]);
+        assert_eq!(store.checkpoint_dirs().await.unwrap(), std::slice::from_ref(&second.dir));
         assert_eq!(store.run_checkpoints(&second.path.run).await.unwrap(), std::slice::from_ref(&second));
         assert_eq!(store.checkpoint(&"tinker://r/sampler_weights/a".parse().unwrap()).await.unwrap(), None);
         assert_eq!(store.delete_checkpoint(&second.path).await.unwrap(), Some(second.dir));

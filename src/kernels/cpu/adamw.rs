@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::simd::{Lanes, simd_dispatch};
+use super::simd::simd_loop;
 use crate::kernels::AdamStep;
 
 const CHUNK: usize = 1 << 14;
@@ -13,20 +13,19 @@ pub fn step(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamStep
     chunks.zip(m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK))).for_each(|((p, g), (m, v))| chunk(p, g, m, v, s));
 }
 
-simd_dispatch! { fn chunk(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamStep) => chunk_any }
-
-#[inline(always)]
-unsafe fn chunk_any<V: Lanes>(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamStep) {
-    let keep = (1.0 - s.learning_rate * s.weight_decay) as f32;
-    let (b1, b2, a1, a2) = (s.beta1 as f32, s.beta2 as f32, (1.0 - s.beta1) as f32, (1.0 - s.beta2) as f32);
-    let (c1, c2, eps) = (s.correction1 as f32, s.correction2 as f32, s.eps as f32);
-    let (lr, scale) = (s.learning_rate as f32, s.grad_scale as f32);
-    for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-        let g = g * scale;
-        *m = b1 * *m + a1 * g;
-        *v = b2 * *v + a2 * g * g;
-        let update = (*m / c1) / ((*v / c2).sqrt() + eps);
-        *p = *p * keep - lr * update;
+simd_loop! {
+    fn chunk(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], s: &AdamStep) {
+        let keep = (1.0 - s.learning_rate * s.weight_decay) as f32;
+        let (b1, b2, a1, a2) = (s.beta1 as f32, s.beta2 as f32, (1.0 - s.beta1) as f32, (1.0 - s.beta2) as f32);
+        let (c1, c2, eps) = (s.correction1 as f32, s.correction2 as f32, s.eps as f32);
+        let (lr, scale) = (s.learning_rate as f32, s.grad_scale as f32);
+        for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
+            let g = g * scale;
+            *m = b1 * *m + a1 * g;
+            *v = b2 * *v + a2 * g * g;
+            let update = (*m / c1) / ((*v / c2).sqrt() + eps);
+            *p = *p * keep - lr * update;
+        }
     }
 }
 

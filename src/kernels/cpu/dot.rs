@@ -27,7 +27,7 @@ pub fn dot_products(x: &[f32], m: usize, k: usize, products: Vec<Product>) {
     let mut tasks = Vec::new();
     let mut work = 0;
     for p in products {
-        let n = p.w.len() / k.max(1);
+        let n = p.w.count() / k.max(1);
         assert_eq!(p.y.len(), m * n, "y is (m, n)");
         work += m * n * k;
         let y = Out(p.y.as_mut_ptr());

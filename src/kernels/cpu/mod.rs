@@ -5,13 +5,13 @@
 
 mod adamw;
 mod attention;
-pub mod dot;
+mod dot;
 mod flex;
-pub mod gemm;
+mod gemm;
 mod math;
 mod pack;
 mod rows;
-pub mod simd;
+pub(crate) mod simd;
 mod thin;
 
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub struct Cpu;
 
 /// `x · wᵀ + bias` for row-major x (m, k) and each w (n, k).
 fn product(pass: Pass, x: &[f32], m: usize, k: usize, weights: &[(Slice, Option<&[f32]>)]) -> Vec<Vec<f32>> {
-    let mut ys: Vec<Vec<f32>> = weights.iter().map(|(w, _)| buffer(m * w.len() / k)).collect();
+    let mut ys: Vec<Vec<f32>> = weights.iter().map(|(w, _)| buffer(m * w.count() / k)).collect();
     match pass {
         Pass::Sample => {
             let jobs = weights.iter().zip(&mut ys).map(|((w, bias), y)| Product { w: *w, bias: *bias, y }).collect();
@@ -39,7 +39,7 @@ fn product(pass: Pass, x: &[f32], m: usize, k: usize, weights: &[(Slice, Option<
         Pass::Train => {
             let (mut full, mut half) = (Vec::new(), Vec::new());
             for ((w, _), y) in weights.iter().zip(&mut ys) {
-                let n = w.len() / k;
+                let n = w.count() / k;
                 match w {
                     Slice::F32(w) => full.push(Job { b: View::transposed(w, k), n, c: y, ldc: n }),
                     Slice::Bf16(w) => half.push(Job { b: View::transposed(w, k), n, c: y, ldc: n }),
@@ -48,7 +48,7 @@ fn product(pass: Pass, x: &[f32], m: usize, k: usize, weights: &[(Slice, Option<
             Gemm::new(m, 0, k).run_many(View::rows(x, k), full);
             Gemm::new(m, 0, k).run_many(View::rows(x, k), half);
             for ((w, bias), y) in weights.iter().zip(&mut ys) {
-                let n = w.len() / k;
+                let n = w.count() / k;
                 if let Some(bias) = bias {
                     y.par_chunks_mut(n).with_min_len(64).for_each(|row| rows::axpy(row, 1.0, bias));
                 }

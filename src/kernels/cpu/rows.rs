@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::math::{dot, exp, max, sigmoid, sum_exp};
-use super::simd::{Lanes, simd_dispatch};
+use super::simd::simd_loop;
 
 /// Values per task; fewer in total and one thread does it all.
 const CHUNK: usize = 1 << 14;
@@ -24,14 +24,13 @@ pub fn rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
     for_row_chunks(y, n, |i, y| rms_norm_rows(y, &x[i * n..][..y.len()], w, eps));
 }
 
-simd_dispatch! { fn rms_norm_rows(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) => rms_norm_any }
-
-#[inline(always)]
-unsafe fn rms_norm_any<V: Lanes>(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
-    for (y, x) in y.chunks_exact_mut(w.len()).zip(x.chunks_exact(w.len())) {
-        let r = inverse_rms(x, eps);
-        for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
-            *y = x * r * w;
+simd_loop! {
+    fn rms_norm_rows(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+        for (y, x) in y.chunks_exact_mut(w.len()).zip(x.chunks_exact(w.len())) {
+            let r = inverse_rms(x, eps);
+            for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+                *y = x * r * w;
+            }
         }
     }
 }
@@ -50,20 +49,19 @@ pub fn rms_norm_grad(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32)
     });
 }
 
-simd_dispatch! { fn rms_norm_grad_rows(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) => rms_norm_grad_any }
-
-#[inline(always)]
-unsafe fn rms_norm_grad_any<V: Lanes>(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
-    let n = w.len();
-    let mut gw = vec![0f32; n];
-    for ((dx, dy), x) in dx.chunks_exact_mut(n).zip(dy.chunks_exact(n)).zip(x.chunks_exact(n)) {
-        let r = inverse_rms(x, eps);
-        for ((g, dy), w) in gw.iter_mut().zip(dy).zip(w) {
-            *g = dy * w;
-        }
-        let c = dot(&gw, x) * r * r * r / n as f32;
-        for ((dx, g), x) in dx.iter_mut().zip(&gw).zip(x) {
-            *dx += g * r - x * c;
+simd_loop! {
+    fn rms_norm_grad_rows(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+        let n = w.len();
+        let mut gw = vec![0f32; n];
+        for ((dx, dy), x) in dx.chunks_exact_mut(n).zip(dy.chunks_exact(n)).zip(x.chunks_exact(n)) {
+            let r = inverse_rms(x, eps);
+            for ((g, dy), w) in gw.iter_mut().zip(dy).zip(w) {
+                *g = dy * w;
+            }
+            let c = dot(&gw, x) * r * r * r / n as f32;
+            for ((dx, g), x) in dx.iter_mut().zip(&gw).zip(x) {
+                *dx += g * r - x * c;
+            }
         }
     }
 }
@@ -84,12 +82,11 @@ pub fn swiglu(y: &mut [f32], gate: &[f32], up: &[f32]) {
     for_row_chunks(y, 1, |i, y| swiglu_rows(y, &gate[i..][..y.len()], &up[i..][..y.len()]));
 }
 
-simd_dispatch! { fn swiglu_rows(y: &mut [f32], gate: &[f32], up: &[f32]) => swiglu_any }
-
-#[inline(always)]
-unsafe fn swiglu_any<V: Lanes>(y: &mut [f32], gate: &[f32], up: &[f32]) {
-    for ((y, g), u) in y.iter_mut().zip(gate).zip(up) {
-        *y = g * sigmoid(*g) * u;
+simd_loop! {
+    fn swiglu_rows(y: &mut [f32], gate: &[f32], up: &[f32]) {
+        for ((y, g), u) in y.iter_mut().zip(gate).zip(up) {
+            *y = g * sigmoid(*g) * u;
+        }
     }
 }
 
@@ -102,17 +99,14 @@ pub fn swiglu_grad(d_gate: &mut [f32], d_up: &mut [f32], dy: &[f32], gate: &[f32
     d_gate.par_chunks_mut(CHUNK).zip(d_up.par_chunks_mut(CHUNK)).enumerate().for_each(task);
 }
 
-simd_dispatch! {
-    fn swiglu_grad_rows(dg: &mut [f32], du: &mut [f32], dy: &[f32], gate: &[f32], up: &[f32]) => swiglu_grad_any
-}
-
-#[inline(always)]
-unsafe fn swiglu_grad_any<V: Lanes>(dg: &mut [f32], du: &mut [f32], dy: &[f32], gate: &[f32], up: &[f32]) {
-    for ((((dg, du), dy), g), u) in dg.iter_mut().zip(du).zip(dy).zip(gate).zip(up) {
-        let s = sigmoid(*g);
-        let silu = g * s;
-        *du = dy * silu;
-        *dg = dy * u * (s + silu * (1.0 - s));
+simd_loop! {
+    fn swiglu_grad_rows(dg: &mut [f32], du: &mut [f32], dy: &[f32], gate: &[f32], up: &[f32]) {
+        for ((((dg, du), dy), g), u) in dg.iter_mut().zip(du).zip(dy).zip(gate).zip(up) {
+            let s = sigmoid(*g);
+            let silu = g * s;
+            *du = dy * silu;
+            *dg = dy * u * (s + silu * (1.0 - s));
+        }
     }
 }
 
@@ -126,98 +120,79 @@ pub fn rope(x: &mut [f32], row: usize, cos: &[f32], sin: &[f32], half: usize, po
     });
 }
 
-simd_dispatch! { fn rope_row(x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) => rope_any }
-
-#[inline(always)]
-unsafe fn rope_any<V: Lanes>(x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) {
-    for head in x.chunks_exact_mut(2 * cos.len()) {
-        let (lo, hi) = head.split_at_mut(cos.len());
-        for (((a, b), c), s) in lo.iter_mut().zip(hi).zip(cos).zip(sin) {
-            let (x0, x1, s) = (*a, *b, s * sign);
-            *a = x0 * c - x1 * s;
-            *b = x1 * c + x0 * s;
+simd_loop! {
+    fn rope_row(x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) {
+        for head in x.chunks_exact_mut(2 * cos.len()) {
+            let (lo, hi) = head.split_at_mut(cos.len());
+            for (((a, b), c), s) in lo.iter_mut().zip(hi).zip(cos).zip(sin) {
+                let (x0, x1, s) = (*a, *b, s * sign);
+                *a = x0 * c - x1 * s;
+                *b = x1 * c + x0 * s;
+            }
         }
     }
 }
 
-simd_dispatch! {
+simd_loop! {
     /// log Σ exp of a row. NaN if any value is.
-    pub fn log_sum_exp(row: &[f32]) -> f32 => log_sum_exp_any
-}
-
-#[inline(always)]
-unsafe fn log_sum_exp_any<V: Lanes>(row: &[f32]) -> f32 {
-    let m = max(row);
-    if m == f32::INFINITY {
-        return f32::INFINITY;
+    pub fn log_sum_exp(row: &[f32]) -> f32 {
+        let m = max(row);
+        if m == f32::INFINITY {
+            return f32::INFINITY;
+        }
+        m + sum_exp(row, m).ln()
     }
-    m + sum_exp(row, m).ln()
 }
 
-simd_dispatch! {
+simd_loop! {
     /// Softmax in place; returns the log-sum-exp.
-    pub fn softmax(row: &mut [f32]) -> f32 => softmax_any
+    pub fn softmax(row: &mut [f32]) -> f32 {
+        let m = max(row);
+        let mut acc = 0f32;
+        for x in row.iter_mut() {
+            *x = exp(*x - m);
+        }
+        acc += super::math::sum(row);
+        let inv = 1.0 / acc;
+        for x in row.iter_mut() {
+            *x *= inv;
+        }
+        m + acc.ln()
+    }
 }
 
-#[inline(always)]
-unsafe fn softmax_any<V: Lanes>(row: &mut [f32]) -> f32 {
-    let m = max(row);
-    let mut acc = 0f32;
-    for x in row.iter_mut() {
-        *x = exp(*x - m);
-    }
-    acc += super::math::sum(row);
-    let inv = 1.0 / acc;
-    for x in row.iter_mut() {
-        *x *= inv;
-    }
-    m + acc.ln()
-}
-
-simd_dispatch! {
+simd_loop! {
     /// `row = g · exp(row − lse)`.
-    pub fn scaled_softmax(row: &mut [f32], lse: f32, g: f32) => scaled_softmax_any
-}
-
-#[inline(always)]
-unsafe fn scaled_softmax_any<V: Lanes>(row: &mut [f32], lse: f32, g: f32) {
-    for x in row {
-        *x = g * exp(*x - lse);
+    pub fn scaled_softmax(row: &mut [f32], lse: f32, g: f32) {
+        for x in row {
+            *x = g * exp(*x - lse);
+        }
     }
 }
 
-simd_dispatch! {
+simd_loop! {
     /// From scores and `dP` of one query to probabilities and `dS = P · (dP − δ) · scale`, both in place.
-    pub fn attention_grad_row(scores: &mut [f32], dp: &mut [f32], lse: f32, delta: f32, scale: f32) => attention_grad_row_any
-}
-
-#[inline(always)]
-unsafe fn attention_grad_row_any<V: Lanes>(scores: &mut [f32], dp: &mut [f32], lse: f32, delta: f32, scale: f32) {
-    for (s, d) in scores.iter_mut().zip(dp) {
-        let p = exp(*s - lse);
-        *s = p;
-        *d = p * (*d - delta) * scale;
+    pub fn attention_grad_row(scores: &mut [f32], dp: &mut [f32], lse: f32, delta: f32, scale: f32) {
+        for (s, d) in scores.iter_mut().zip(dp) {
+            let p = exp(*s - lse);
+            *s = p;
+            *d = p * (*d - delta) * scale;
+        }
     }
 }
 
-simd_dispatch! {
+simd_loop! {
     /// Inner product with a fixed order.
-    pub fn inner(a: &[f32], b: &[f32]) -> f32 => inner_any
+    pub fn inner(a: &[f32], b: &[f32]) -> f32 {
+        dot(a, b)
+    }
 }
 
-#[inline(always)]
-unsafe fn inner_any<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    dot(a, b)
-}
-
-simd_dispatch! {
+simd_loop! {
     /// `y += a · x`.
-    pub fn axpy(y: &mut [f32], a: f32, x: &[f32]) => axpy_any
-}
-
-#[inline(always)]
-unsafe fn axpy_any<V: Lanes>(y: &mut [f32], a: f32, x: &[f32]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y += a * x;
+    pub fn axpy(y: &mut [f32], a: f32, x: &[f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += a * x;
+        }
     }
 }

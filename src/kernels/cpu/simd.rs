@@ -80,7 +80,7 @@ pub enum Slice<'a> {
 }
 
 impl Slice<'_> {
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         match self {
             Self::F32(x) => x.len(),
             Self::Bf16(x) => x.len(),
@@ -103,7 +103,6 @@ pub unsafe trait Lanes: Copy {
     unsafe fn store(self, p: *mut f32);
     /// `self * b + c`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
-    unsafe fn add(self, b: Self) -> Self;
     /// Sum of the lanes, always in the same order: halves added until one is left.
     unsafe fn sum(self) -> f32;
 }
@@ -112,10 +111,9 @@ pub unsafe trait Lanes: Copy {
 mod x86 {
     use super::{Bf16, Lanes};
     use std::arch::x86_64::{
-        __m256, __m512, _mm_loadu_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_fmadd_ps,
-        _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_add_ps,
-        _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
-        _mm512_slli_epi32, _mm512_storeu_ps,
+        __m256, __m512, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_loadu_si256, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_castsi512_ps,
+        _mm512_cvtepu16_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_slli_epi32, _mm512_storeu_ps,
     };
 
     // SAFETY: called only inside functions compiled with avx512f.
@@ -140,10 +138,6 @@ mod x86 {
         #[inline(always)]
         unsafe fn mul_add(self, b: Self, c: Self) -> Self {
             unsafe { _mm512_fmadd_ps(self, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn add(self, b: Self) -> Self {
-            unsafe { _mm512_add_ps(self, b) }
         }
         #[inline(always)]
         unsafe fn sum(self) -> f32 {
@@ -175,10 +169,6 @@ mod x86 {
         #[inline(always)]
         unsafe fn mul_add(self, b: Self, c: Self) -> Self {
             unsafe { _mm256_fmadd_ps(self, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn add(self, b: Self) -> Self {
-            unsafe { _mm256_add_ps(self, b) }
         }
         #[inline(always)]
         unsafe fn sum(self) -> f32 {
@@ -227,19 +217,7 @@ unsafe impl Lanes for Plain {
     }
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        let mut r = self.0;
-        for i in 0..8 {
-            r[i] = r[i] * b.0[i] + c.0[i];
-        }
-        Self(r)
-    }
-    #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        let mut r = self.0;
-        for i in 0..8 {
-            r[i] += b.0[i];
-        }
-        Self(r)
+        Self(std::array::from_fn(|i| self.0[i] * b.0[i] + c.0[i]))
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -284,3 +262,35 @@ macro_rules! simd_dispatch {
     };
 }
 pub(crate) use simd_dispatch;
+
+/// Compiles a function of plain loops for every instruction set, so that LLVM vectorises it for each, and calls the
+/// right one.
+macro_rules! simd_loop {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,fma")]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                body($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                body($($arg),*)
+            }
+            match $crate::kernels::cpu::simd::isa() {
+                // SAFETY: `isa` reports a set only after it was detected.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::cpu::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::kernels::cpu::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::kernels::cpu::simd::Isa::Portable => body($($arg),*),
+            }
+        }
+    };
+}
+pub(crate) use simd_loop;
