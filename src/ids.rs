@@ -75,15 +75,6 @@ impl CheckpointKind {
         }
     }
 
-    /// The `checkpoint_type` of the REST rows.
-    pub fn wire_type(self) -> &'static str {
-        match self {
-            Self::Training => "training",
-            Self::Sampler => "sampler",
-            Self::External => "external",
-        }
-    }
-
     pub fn from_segment(s: &str) -> Option<Self> {
         match s {
             "weights" => Some(Self::Training),

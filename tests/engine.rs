@@ -70,7 +70,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.handle.shutdown();
+        self.handle.shutdown(Box::new(|| ()));
     }
 }
 
@@ -187,6 +187,23 @@ fn neighbours_change_no_bit_of_training_or_sampling() {
 }
 
 #[test]
+fn requests_of_a_full_run_that_share_a_pass_all_count() {
+    let norm = |pass_tokens| {
+        let engine = Engine::start(Limits { pass_tokens, ..Limits::default() });
+        let create = RunCommand::Create { base: BASE.into(), kind: RunKind::Full, restore: None };
+        engine.run("full", 0, create).recv().unwrap().unwrap();
+        // Number 2 waits for number 1, so that both are ready when a pass is formed.
+        engine.run("full", 2, fb(vec![datum(9, 2)]));
+        engine.run("full", 1, fb(vec![datum(11, 1)]));
+        match engine.run("full", 3, step(0.0)).recv().unwrap() {
+            Ok(Outcome::OptimStep { metrics }) => metrics[0].1.to_bits(),
+            other => panic!("no step: {other:?}"),
+        }
+    };
+    assert_eq!(norm(2048), norm(8), "one pass and two give the same gradient");
+}
+
+#[test]
 fn a_sample_depends_on_its_seed_and_index_alone() {
     let engine = Engine::start(Limits::default());
     let run = |n| bits(&sampled(engine.sample("me", sample(SampleSource::Base, 5, n, 12)).recv().unwrap()));
@@ -284,4 +301,46 @@ fn one_owner_cannot_keep_another_waiting_and_an_ended_session_frees_its_slots() 
     engine.handle.end_session(SessionId("session of flood".into()));
     let error = flood.recv().unwrap().unwrap_err();
     assert!(error.message.contains("session"), "{error}");
+}
+
+#[test]
+fn samples_wait_for_cache_and_all_come() {
+    let generous = Engine::start(Limits::default());
+    let request = || sample(SampleSource::Base, 8, 12, 30);
+    let want = bits(&sampled(generous.sample("me", request()).recv().unwrap()));
+    // Room for two sequences of 39 tokens: 2 layers x 2 x 32 values x 4 bytes a token.
+    let tight = Engine::start(Limits { kv_cache_bytes: Some(2 * 39 * 512), ..Limits::default() });
+    assert_eq!(bits(&sampled(tight.sample("me", request()).recv().unwrap())), want);
+    let error = tight.sample("me", sample(SampleSource::Base, 8, 1, 500)).recv().unwrap().unwrap_err();
+    assert!(error.message.contains("cache"), "{error}");
+}
+
+#[test]
+fn a_cancelled_sample_ends_and_others_go_on() {
+    let engine = Engine::start(Limits::default());
+    let origin = |promise: &RequestId| Origin {
+        owner: OwnerId("me".into()),
+        session: SessionId("s".into()),
+        promise: promise.clone(),
+    };
+    let promise = RequestId::random();
+    let long = sample(SampleSource::Base, 1, 50, 400);
+    let cancelled = engine.submit(Command::Sample { origin: origin(&promise), request: long });
+    let other = engine.sample("me", sample(SampleSource::Base, 2, 1, 5));
+    engine.handle.cancel(promise);
+    assert!(cancelled.recv().unwrap().unwrap_err().message.contains("cancelled"));
+    sampled(other.recv().unwrap());
+}
+
+#[test]
+fn stopping_waits_for_a_save_that_is_being_written() {
+    let engine = Engine::start(Limits::default());
+    engine.create("a", 8);
+    let dir = engine.path("late");
+    let saved = engine.run("a", 1, RunCommand::Save(Save::Training { dir: dir.clone() }));
+    let (tx, stopped) = channel();
+    engine.handle.shutdown(Box::new(move || tx.send(()).unwrap_or(())));
+    stopped.recv().unwrap();
+    // Either it was begun and is complete, or it was not begun and was told so.
+    assert_eq!(saved.recv().unwrap().is_ok(), dir.join("tinderbox.json").is_file());
 }

@@ -196,8 +196,8 @@ fn greedy_decoding_through_the_cache() {
         let prompt = case.expected.ids("greedy.prompt");
         let batch = Batch::pack(vec![(None, vec![prompt.clone()])]);
         let context = case.context(Pass::Sample, &batch);
-        let (h, mut stretches) = context.prefill(&case.device, &mut || {});
-        let own = Stretch::new(&case.weights.config, 2, &case.device);
+        let (h, mut stretches) = context.prefill(&case.device);
+        let own = Stretch::new(&case.weights.config, 2, 20, &case.device);
         let mut cache = KvCache { prompt: Arc::new(stretches.remove(0)), own };
         let mut logits = download(context.logits(&h.narrow(0, prompt.len() - 1, 1)));
         for (i, want) in case.expected.ids("greedy.tokens").into_iter().enumerate() {

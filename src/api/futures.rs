@@ -28,6 +28,9 @@ const MARGIN: Duration = Duration::from_secs(10);
 /// A client polls again at once, so a wait is never shorter.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 
+/// Bytes from which a result is encoded on a thread of its own.
+const LARGE: usize = 1 << 18;
+
 /// Holds the request until the promise settles. A failure is a 200 that says so, an unknown promise 410, "not yet" 408.
 pub async fn retrieve(
     State(app): State<App>,
@@ -37,7 +40,11 @@ pub async fn retrieve(
 ) -> ApiResult<Response> {
     let id = RequestId(r.request_id);
     match app.futures().retrieve(&id, &owner, wait(&headers, app.limits().long_poll)).await {
-        Poll::Done(answer) => Ok(answers::response(&answer, wants_protobuf(&headers))),
+        Poll::Done(answer) if answer.size_bytes() < LARGE => Ok(answers::response(&answer, wants_protobuf(&headers))),
+        Poll::Done(answer) => {
+            let protobuf = wants_protobuf(&headers);
+            Ok(app.heavy(move || answers::response(&answer, protobuf)).await?)
+        }
         Poll::Failed(e) => Ok(Json(failed(e)).into_response()),
         Poll::Pending => {
             let again =

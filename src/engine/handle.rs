@@ -14,6 +14,9 @@ pub const NOW: u64 = u64::MAX;
 /// Called exactly once, on the engine's thread (or a writer thread for saves); must not block.
 pub type Reply = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
+/// Called when the engine has stopped.
+pub type Stopped = Box<dyn FnOnce() + Send>;
+
 /// A command on its way to the engine.
 pub struct Submission {
     pub command: Command,
@@ -32,8 +35,8 @@ pub enum Message {
     Cancel(RequestId),
     /// Drop the session's sample requests and its samplers' snapshots. Its runs are unloaded one by one.
     EndSession(SessionId),
-    /// Finish what runs, fail what waits, end the thread.
-    Shutdown,
+    /// Finish what runs, write what is being saved, fail what waits, end the thread.
+    Shutdown(Stopped),
 }
 
 /// What clients may know about a served base model.
@@ -93,7 +96,12 @@ impl Handle {
         let _ = self.tx.send(Message::EndSession(session));
     }
 
-    pub fn shutdown(&self) {
-        let _ = self.tx.send(Message::Shutdown);
+    /// `stopped` is called when everything has ended, or at once when the engine is gone already.
+    pub fn shutdown(&self, stopped: Stopped) {
+        if let Err(e) = self.tx.send(Message::Shutdown(stopped))
+            && let Message::Shutdown(stopped) = e.0
+        {
+            stopped();
+        }
     }
 }

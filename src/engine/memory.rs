@@ -1,6 +1,7 @@
 //! How much memory there is, and what a run or a datum may take of it.
 
 use crate::command::RunKind;
+use crate::config::limits::Limits;
 use crate::error::{Error, Result};
 use crate::model::config::DecoderConfig;
 use crate::model::decoder::tape_values;
@@ -8,8 +9,31 @@ use crate::model::params::{Param, Site};
 
 /// Assumed where the system does not say.
 const UNKNOWN: u64 = 8 << 30;
-/// Kept free for everything that is not counted.
-const RESERVE: u64 = 512 << 20;
+/// Bytes a trained value comes to take: itself, the run's gradient and a request's, two moments, and the copy that a
+/// snapshot leaves behind.
+const BYTES_PER_VALUE: u64 = 24;
+
+/// What the engine may take, decided once the models are loaded.
+pub struct Budgets {
+    /// Activations of a training pass, in bytes.
+    pub activations: u64,
+    /// Logits of a training pass.
+    pub logits: u64,
+    /// Keys and values of running sequences.
+    pub kv_cache: u64,
+    /// All runs together.
+    pub runs: u64,
+}
+
+impl Budgets {
+    /// Shares of `free`, where the limits do not say otherwise.
+    pub fn new(limits: &Limits, free: u64) -> Self {
+        let activations = limits.activation_bytes.unwrap_or(free / 3);
+        let logits = activations / 4;
+        let kv_cache = limits.kv_cache_bytes.unwrap_or(free / 6);
+        Self { activations, logits, kv_cache, runs: free.saturating_sub(activations + logits + kv_cache) }
+    }
+}
 
 /// Bytes that can be had without swapping.
 pub fn available() -> u64 {
@@ -32,16 +56,23 @@ pub fn trained_values(config: &DecoderConfig, kind: RunKind) -> usize {
     }
 }
 
-/// Refuses a run whose weights, gradient and two moments would not fit.
-pub fn admit_run(values: usize, available: u64) -> Result<()> {
-    let needed = 4 * 4 * values as u64;
-    if needed + RESERVE <= available {
+/// Bytes a run of so many trained values comes to take.
+pub fn run_bytes(values: usize) -> u64 {
+    BYTES_PER_VALUE * values as u64
+}
+
+/// Refuses a run for which memory would not be left beside those that are loaded.
+pub fn admit_run(values: usize, admitted: u64, budget: u64) -> Result<()> {
+    let (needed, left) = (run_bytes(values), budget.saturating_sub(admitted));
+    if needed <= left {
         return Ok(());
     }
     Err(Error::user(format!(
-        "a run that trains {values} values needs {} for weights, gradient and optimiser state; {} are free on the server",
+        "a run that trains {values} values needs {} for weights, gradients and optimiser state; {} are left of the {} \
+         that this server has for runs",
         mib(needed),
-        mib(available.saturating_sub(RESERVE))
+        mib(left),
+        mib(budget)
     )))
 }
 

@@ -10,6 +10,7 @@ mod sample;
 mod sequence;
 mod sources;
 mod train;
+mod turns;
 mod weights;
 
 use std::path::Path;
@@ -40,7 +41,10 @@ pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, 
     let engine = run::Engine::new(models, rx, limits);
     // On a worker of a pool of its own: kernels split their work with the other workers without waking a sleeping
     // thread. The pool lives as long as what was spawned on it.
-    let pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("engine-{i}")).build();
+    let pool = rayon::ThreadPoolBuilder::new()
+        .thread_name(|i| format!("engine-{i}"))
+        .panic_handler(|_| tracing::error!("the engine panicked and is gone; restart the server"))
+        .build();
     let pool = pool.map_err(|e| Error::server(format!("the engine's threads do not start: {e}")))?;
     pool.spawn(move || engine.run());
     Ok(Handle::new(tx, infos))

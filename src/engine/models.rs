@@ -83,10 +83,7 @@ impl Trained {
     }
 
     pub fn num_elements(&self) -> usize {
-        match self {
-            Self::Lora(a) => a.num_elements(),
-            Self::Full(w) => w.num_elements(),
-        }
+        self.mats().iter().map(|m| m.dims()[0] * m.dims()[1]).sum()
     }
 }
 
@@ -125,6 +122,8 @@ pub struct Models {
     bases: HashMap<String, Arc<Base>>,
     runs: HashMap<ModelId, Run>,
     sources: Sources,
+    /// Bytes that all runs together may come to take.
+    pub run_bytes: u64,
     /// Weights of its own get a lane of its own; base models have the first numbers.
     lanes: Lanes,
 }
@@ -162,6 +161,7 @@ impl Models {
             device,
             bases,
             runs: HashMap::new(),
+            run_bytes: u64::MAX,
             sources: Sources::new(snapshot_bytes, spill_dir, lanes.clone()),
             lanes,
         })
@@ -183,14 +183,21 @@ impl Models {
         sources.iter().map(info).collect()
     }
 
+    /// The decoder of a served model.
+    pub fn config(&self, name: &str) -> Result<&DecoderConfig> {
+        self.bases.get(name).map(|b| b.config()).ok_or_else(|| not_served(name))
+    }
+
     fn base(&self, name: &str) -> Result<Arc<Base>> {
-        self.bases.get(name).cloned().ok_or_else(|| Error::user(format!("model {name:?} is not served here")))
+        self.bases.get(name).cloned().ok_or_else(|| not_served(name))
     }
 
     /// A new run, from its configuration or from a checkpoint.
     pub fn create(&mut self, model: &ModelId, base_name: &str, kind: RunKind, restore: Option<&Restore>) -> Result<()> {
         let base = self.base(base_name)?;
-        memory::admit_run(memory::trained_values(base.config(), kind), memory::available())?;
+        let values = memory::trained_values(base.config(), kind);
+        let admitted = self.runs.values().map(|r| memory::run_bytes(r.trained.num_elements())).sum();
+        memory::admit_run(values, admitted, self.run_bytes)?;
         let trained = match kind {
             RunKind::Lora(config) => Trained::Lora(Adapter::init(config, base.config(), &self.device)),
             RunKind::Full => Trained::Full(base.weights.trainable()),
@@ -248,7 +255,8 @@ impl Models {
     /// Keeps a run's weights as they are now under a sampler's id. Costs nothing until the run's next step.
     pub fn snapshot(&mut self, model: &ModelId, sampler: &SamplerId) -> Result<()> {
         let run = self.runs.get(model).ok_or_else(|| lost(model))?;
-        self.sources.keep(sampler, run.base.clone(), &run.base_name, run.trained.clone())
+        self.sources.keep(sampler, run.base.clone(), &run.base_name, run.trained.clone());
+        Ok(())
     }
 
     /// Forgets the snapshots of a session's samplers.
@@ -261,6 +269,10 @@ impl Models {
         let base = self.base(base_name)?;
         self.sources.get(base, base_name, source, &self.device)
     }
+}
+
+fn not_served(name: &str) -> Error {
+    Error::user(format!("model {name:?} is not served here"))
 }
 
 /// The same matrices of the same sizes.

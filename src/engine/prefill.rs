@@ -2,20 +2,19 @@
 
 use std::sync::Arc;
 
-use crate::command::SampleOutput;
+use crate::command::{SampleOutput, SampleRequest};
 use crate::engine::models::Models;
 use crate::engine::prompt;
-use crate::engine::sample::Waiting;
 use crate::engine::sources::Source;
 use crate::error::Result;
 use crate::kernels::{Mat, Pass, download};
 use crate::model::batch::{Batch, Group};
+use crate::model::config::DecoderConfig;
 use crate::model::kv_cache::Stretch;
 use crate::model::layer::Context;
 
-/// Values of keys and values that `tokens` of a source's decoder take.
-pub fn kv_values(source: &Source, tokens: usize) -> usize {
-    let c = source.base.config();
+/// Values of keys and values that `tokens` take.
+pub fn kv_values(c: &DecoderConfig, tokens: usize) -> usize {
     2 * c.num_layers * c.kv_size() * tokens
 }
 
@@ -37,6 +36,12 @@ pub fn rows_of(sources: &[Arc<Source>], rows: impl Iterator<Item = (u32, u32)>) 
     Batch { tokens, positions, groups }
 }
 
+/// A request whose prompt is run, and its weights.
+pub struct Prompt<'a> {
+    pub request: &'a SampleRequest,
+    pub source: &'a Arc<Source>,
+}
+
 /// What running a prompt gave.
 pub struct PromptDone {
     /// Answers about the prompt itself.
@@ -47,27 +52,27 @@ pub struct PromptDone {
 }
 
 /// Runs the prompts of one lane: their caches, what was asked about them, and the logits behind each.
-pub fn run_prompts(models: &Models, taken: &[Waiting], breathe: &mut dyn FnMut()) -> Vec<Result<PromptDone>> {
+pub fn run_prompts(models: &Models, taken: &[Prompt]) -> Vec<Result<PromptDone>> {
     let mut groups: Vec<(Option<_>, Vec<&[u32]>)> = Vec::new();
     for (i, w) in taken.iter().enumerate() {
-        let same = i > 0 && Arc::ptr_eq(&w.source, &taken[i - 1].source);
+        let same = i > 0 && Arc::ptr_eq(w.source, taken[i - 1].source);
         if !same {
             groups.push((w.source.adapter(), Vec::new()));
         }
         groups.last_mut().expect("just pushed").1.push(&w.request.prompt);
     }
     let batch = Batch::pack(groups);
-    let whole = context(models, &taken[0].source, &batch);
-    let (h, stretches) = whole.prefill(&models.device, breathe);
+    let whole = context(models, taken[0].source, &batch);
+    let (h, stretches) = whole.prefill(&models.device);
     let seqs = batch.seqs();
     let last: Vec<_> = seqs.iter().map(|s| h.clone().narrow(0, s.end - 1, 1)).collect();
     let sources: Vec<Arc<Source>> = taken.iter().map(|w| w.source.clone()).collect();
     let last_batch = rows_of(&sources, seqs.iter().map(|s| (batch.tokens[s.end - 1], (s.len() - 1) as u32)));
-    let logits = download(context(models, &taken[0].source, &last_batch).logits(&Mat::cat(last, 0)));
+    let logits = download(context(models, taken[0].source, &last_batch).logits(&Mat::cat(last, 0)));
     let vocab = taken[0].source.base.config().vocab_size;
     let mut done = Vec::with_capacity(taken.len());
     for (((w, rows), stretch), logits) in taken.iter().zip(seqs).zip(stretches).zip(logits.chunks(vocab)) {
-        let output = prompt::outputs(&whole, &w.request, &w.source, &h, rows);
+        let output = prompt::outputs(&whole, w.request, w.source, &h, rows);
         done.push(output.map(|output| PromptDone { output, stretch, logits: logits.to_vec() }));
     }
     done

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Command, Datum, Outcome, RunCommand, Save};
 use crate::config::limits::Limits;
-use crate::engine::handle::{Message, NOW, Reply, Submission};
-use crate::engine::memory;
+use crate::engine::handle::{Message, NOW, Reply, Stopped, Submission};
+use crate::engine::memory::{self, Budgets};
 use crate::engine::models::{Models, Run, lost};
 use crate::engine::sample::{Sampler, SamplerLimits};
 use crate::engine::train::{self, Request, Requests};
@@ -21,6 +21,8 @@ use crate::scheduler::{Job, Lane, Scheduler, Work};
 
 /// How long a run waits for a number that never came before it goes on without it (protocol §11.2).
 const GAP_LIMIT: Duration = Duration::from_secs(600);
+/// Saves written at a time.
+const WRITERS: usize = 2;
 /// How often gaps are looked at.
 const GAP_CHECK: Duration = Duration::from_secs(5);
 
@@ -33,7 +35,8 @@ struct Inbox {
     barriers: HashMap<(ModelId, u64), (RunCommand, Reply)>,
     /// Values of activations a training pass may keep.
     activations: usize,
-    stopping: bool,
+    /// Called when everything has ended; set once the engine is told to stop.
+    stopped: Option<Stopped>,
 }
 
 pub struct Engine {
@@ -48,16 +51,16 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(models: Models, rx: Receiver<Message>, limits: &Limits) -> Self {
-        // After the models are loaded: half of what is left for training passes, a quarter for sequences.
-        let free = memory::available();
+    pub fn new(mut models: Models, rx: Receiver<Message>, limits: &Limits) -> Self {
+        let budgets = Budgets::new(limits, memory::available());
+        models.run_bytes = budgets.runs;
         let values = |bytes: u64| (bytes / 4) as usize;
-        let activations = values(limits.activation_bytes.unwrap_or(free / 2));
-        let budget = Budget { activations, logits: activations / 4 };
+        let activations = values(budgets.activations);
+        let budget = Budget { activations, logits: values(budgets.logits) };
         let sampler = Sampler::new(SamplerLimits {
             sequences: limits.decode_sequences,
             prompt_tokens: limits.pass_tokens,
-            kv_values: values(limits.kv_cache_bytes.unwrap_or(free / 4)),
+            kv_values: values(budgets.kv_cache),
         });
         let inbox = Inbox {
             rx,
@@ -65,7 +68,7 @@ impl Engine {
             requests: HashMap::new(),
             barriers: HashMap::new(),
             activations,
-            stopping: false,
+            stopped: None,
         };
         let last_gap_check = Instant::now();
         Self { models, inbox, sampler, budget, gaps: HashMap::new(), last_gap_check, writers: Vec::new() }
@@ -73,7 +76,7 @@ impl Engine {
 
     /// Runs until told to stop, or until every handle is gone.
     pub fn run(mut self) {
-        while !self.inbox.stopping {
+        while self.inbox.stopped.is_none() {
             if self.inbox.scheduler.is_idle() && self.sampler.is_idle() {
                 match self.inbox.rx.recv_timeout(GAP_CHECK) {
                     Ok(m) => self.inbox.take(m, &mut self.models, &mut self.sampler),
@@ -87,7 +90,7 @@ impl Engine {
                 self.perform(work);
             }
             if !self.sampler.is_idle() {
-                self.sampler.step(&self.models, &mut || {});
+                self.sampler.step(&mut self.models);
             }
         }
         self.stop();
@@ -112,7 +115,7 @@ impl Engine {
                     // As long for sampling as the layer took, so that both get half of the device.
                     let (share, start) = (last.elapsed(), Instant::now());
                     while !sampler.is_idle() && start.elapsed() < share {
-                        sampler.step(models, &mut || {});
+                        sampler.step(models);
                     }
                     last = Instant::now();
                 };
@@ -156,6 +159,10 @@ impl Engine {
         let Some(run) = self.models.run(model) else { return reply(Err(lost(model))) };
         let write = weights::begin_save(run, save);
         self.writers.retain(|w| !w.is_finished());
+        // Each holds a copy of a run in memory until it is written.
+        if self.writers.len() >= WRITERS {
+            let _ = self.writers.remove(0).join();
+        }
         self.writers.push(std::thread::spawn(move || {
             reply(write().map(|size_bytes| Outcome::Saved { size_bytes }));
         }));
@@ -190,6 +197,9 @@ impl Engine {
         for w in self.writers {
             let _ = w.join();
         }
+        if let Some(stopped) = self.inbox.stopped {
+            stopped();
+        }
     }
 }
 
@@ -201,9 +211,16 @@ impl Inbox {
         }
     }
 
+    /// A panic here ends the one request: its reply goes down with it, which fails its promise.
     fn take(&mut self, message: Message, models: &mut Models, sampler: &mut Sampler) {
+        if catch_unwind(AssertUnwindSafe(|| self.accept(message, models, sampler))).is_err() {
+            tracing::error!("a request panicked when it was taken in");
+        }
+    }
+
+    fn accept(&mut self, message: Message, models: &mut Models, sampler: &mut Sampler) {
         match message {
-            Message::Shutdown => self.stopping = true,
+            Message::Shutdown(stopped) => self.stopped = Some(stopped),
             Message::Skip { model, seq } => self.scheduler.skip(&model, seq),
             Message::Cancel(promise) => {
                 sampler.cancel(&Error::user("the request was cancelled"), |o| o.promise == promise)

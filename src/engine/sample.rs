@@ -1,6 +1,6 @@
 //! Sampling: prompts are run once, then sequences of all samplers decode together, joining and leaving at each token.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -9,25 +9,17 @@ use rayon::prelude::*;
 use crate::command::{Origin, Outcome, SampleOutput, SampleRequest, Sequence, StopReason};
 use crate::engine::handle::Reply;
 use crate::engine::models::Models;
-use crate::engine::prefill::{self, PromptDone, context, kv_values, rows_of};
+use crate::engine::prefill::{self, Prompt, PromptDone, context, kv_values, rows_of};
 use crate::engine::sequence::{Active, Drawn, draw, next_lane, panicked};
 use crate::engine::sources::Source;
+use crate::engine::turns::{Running, Turns, Waiting};
 use crate::error::{Error, Result};
-use crate::ids::OwnerId;
 use crate::kernels::download;
 use crate::model::kv_cache::{KvCache, Stretch};
 use crate::sampling::StopState;
 
 /// Tokens a sequence's own cache has room for at first; it doubles as needed.
 const FIRST_ROOM: usize = 64;
-
-/// A request whose prompt still has to be run.
-pub struct Waiting {
-    origin: Origin,
-    pub request: SampleRequest,
-    pub source: Arc<Source>,
-    reply: Reply,
-}
 
 /// A request whose prompt was run.
 struct Job {
@@ -59,15 +51,12 @@ pub struct SamplerLimits {
 /// All sample requests of the engine.
 pub struct Sampler {
     limits: SamplerLimits,
-    waiting: VecDeque<Waiting>,
+    waiting: Turns,
     jobs: VecDeque<(u64, Job)>,
     next_job: u64,
     active: Vec<Active>,
     /// Lane that decoded last.
     last_lane: u64,
-    /// When each owner's prompts were last run, in steps.
-    served: HashMap<OwnerId, u64>,
-    steps: u64,
     /// Prompts and tokens take turns.
     prompts_next: bool,
 }
@@ -76,13 +65,11 @@ impl Sampler {
     pub fn new(limits: SamplerLimits) -> Self {
         Self {
             limits,
-            waiting: VecDeque::new(),
+            waiting: Turns::default(),
             jobs: VecDeque::new(),
             next_job: 0,
             active: Vec::new(),
             last_lane: 0,
-            served: HashMap::new(),
-            steps: 0,
             prompts_next: true,
         }
     }
@@ -91,55 +78,50 @@ impl Sampler {
         self.waiting.is_empty() && self.jobs.is_empty()
     }
 
-    /// Queues a request. Weights that cannot be had, or a cache that could never fit, fail it at once.
-    pub fn submit(&mut self, models: &mut Models, origin: Origin, request: SampleRequest, reply: Reply) {
+    /// Queues a request; one whose cache could never fit fails at once. Its weights are looked for when its turn comes.
+    pub fn submit(&mut self, models: &Models, origin: Origin, request: SampleRequest, reply: Reply) {
         match self.check(models, &request) {
-            Ok(source) => self.waiting.push_back(Waiting { origin, request, source, reply }),
+            Ok(need) => self.waiting.push(Waiting { origin, request, reply, need }),
             Err(e) => reply(Err(e)),
         }
     }
 
-    fn check(&self, models: &mut Models, request: &SampleRequest) -> Result<Arc<Source>> {
-        let source = models.source(&request.base, &request.source)?;
-        let values = kv_values(&source, request.prompt.len() + request.params.max_tokens);
-        if values > self.limits.kv_values {
-            let per_token = kv_values(&source, 1);
-            return Err(Error::user(format!(
-                "prompt of {} tokens and max_tokens {} need a key/value cache of {} tokens; the server's limit is {}",
-                request.prompt.len(),
-                request.params.max_tokens,
-                request.prompt.len() + request.params.max_tokens,
-                self.limits.kv_values / per_token
-            )));
+    /// The values of cache that the request needs.
+    fn check(&self, models: &Models, request: &SampleRequest) -> Result<usize> {
+        let config = models.config(&request.base)?;
+        let tokens = request.prompt.len() + request.params.max_tokens;
+        let most = self.limits.kv_values / kv_values(config, 1);
+        if tokens <= most {
+            return Ok(kv_values(config, tokens));
         }
-        Ok(source)
+        Err(Error::user(format!(
+            "prompt of {} tokens and max_tokens {} need a key/value cache of {tokens} tokens; the server's limit is {most}",
+            request.prompt.len(),
+            request.params.max_tokens,
+        )))
     }
 
     /// Drops the requests that `gone` names; their replies get the error.
     pub fn cancel(&mut self, error: &Error, gone: impl Fn(&Origin) -> bool) {
-        let (dropped, kept) =
-            std::mem::take(&mut self.waiting).into_iter().partition::<VecDeque<_>, _>(|w| gone(&w.origin));
-        self.waiting = kept;
-        dropped.into_iter().for_each(|w| (w.reply)(Err(error.clone())));
+        self.waiting.cancel(&gone).into_iter().for_each(|w| (w.reply)(Err(error.clone())));
         let ids: Vec<u64> = self.jobs.iter().filter(|(_, j)| gone(&j.origin)).map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.fail(id, error.clone()));
         self.finish_jobs();
     }
 
     /// One step: prompts that fit are run, or one token is added to the sequences of one set of weights, in turn.
-    pub fn step(&mut self, models: &Models, breathe: &mut dyn FnMut()) {
-        self.steps += 1;
+    pub fn step(&mut self, models: &mut Models) {
         self.begin_samples(models);
         let turn = self.prompts_next || self.active.is_empty();
         self.prompts_next = !self.prompts_next;
-        if !(turn && self.run_prompts(models, breathe)) {
+        if !(turn && self.run_prompts(models)) {
             self.decode(models);
         }
     }
 
     /// Sequences each owner has running or about to begin.
-    fn running(&self) -> HashMap<OwnerId, usize> {
-        let mut running = HashMap::new();
+    fn running(&self) -> Running {
+        let mut running = Running::new();
         for (_, job) in &self.jobs {
             *running.entry(job.origin.owner.clone()).or_default() += job.running;
         }
@@ -150,9 +132,9 @@ impl Sampler {
     fn reserved(&self) -> usize {
         let own = |a: &Active| {
             let job = self.job(a.job);
-            kv_values(&job.source, job.request.params.max_tokens)
+            kv_values(job.source.base.config(), job.request.params.max_tokens)
         };
-        let prompts = self.jobs.iter().map(|(_, j)| kv_values(&j.source, j.request.prompt.len()));
+        let prompts = self.jobs.iter().map(|(_, j)| kv_values(j.source.base.config(), j.request.prompt.len()));
         self.active.iter().map(own).sum::<usize>() + prompts.sum::<usize>()
     }
 
@@ -166,86 +148,76 @@ impl Sampler {
         &mut self.jobs[at].1
     }
 
-    /// Whose prompt is next: the owner with the fewest sequences, of those the one served longest ago.
-    fn next_prompt(&self) -> Option<usize> {
-        let running = self.running();
-        let begun = |o: &OwnerId| running.get(o).copied().unwrap_or(0);
-        let full = self.active.len() >= self.limits.sequences;
-        let mut first: HashMap<&OwnerId, usize> = HashMap::new();
-        for (i, w) in self.waiting.iter().enumerate() {
-            first.entry(&w.origin.owner).or_insert(i);
-        }
-        // With all slots taken an owner who has none may still begin one.
-        let open = first.into_iter().filter(|(owner, _)| !full || begun(owner) == 0);
-        open.min_by_key(|(owner, i)| (begun(owner), self.served.get(*owner).copied().unwrap_or(0), *i)).map(|(_, i)| i)
-    }
-
-    /// Runs waiting prompts of one lane. False when none could be taken.
-    fn run_prompts(&mut self, models: &Models, breathe: &mut dyn FnMut()) -> bool {
-        let Some(first) = self.next_prompt() else { return false };
-        let need = |w: &Waiting| kv_values(&w.source, w.request.prompt.len() + w.request.params.max_tokens);
-        let mut room = self.limits.kv_values.saturating_sub(self.reserved());
-        let idle = self.active.is_empty() && self.jobs.is_empty();
-        // A small request of an owner who has nothing running may begin all the same: what runs could hold the memory
-        // for long.
-        let wanted = need(&self.waiting[first]);
-        let newcomer = || self.running().get(&self.waiting[first].origin.owner).is_none_or(|n| *n == 0);
-        if wanted > room && !idle && !(wanted <= self.limits.kv_values / 16 && newcomer()) {
-            return false;
-        }
-        let mut slots = self.limits.sequences.saturating_sub(self.active.len()).max(1);
-        let mut taken = vec![self.waiting.remove(first).expect("in range")];
-        let (lane, mut tokens) = (taken[0].source.lane, taken[0].request.prompt.len());
-        room = room.saturating_sub(need(&taken[0]));
-        slots -= 1;
-        let mut i = 0;
-        while i < self.waiting.len() && slots > 0 {
-            let w = &self.waiting[i];
-            let fits = tokens + w.request.prompt.len() <= self.limits.prompt_tokens && need(w) <= room;
-            if w.source.lane != lane || !fits {
-                i += 1;
-                continue;
+    /// Runs waiting prompts of one lane, each time of the owner whose turn it is. False when none could be taken.
+    fn run_prompts(&mut self, models: &mut Models) -> bool {
+        let mut running = self.running();
+        let (all, mut slots) = (self.limits.kv_values, self.limits.sequences.saturating_sub(self.active.len()));
+        let mut room = all.saturating_sub(self.reserved());
+        let mut idle = self.active.is_empty() && self.jobs.is_empty();
+        let (mut taken, mut tokens): (Vec<(Waiting, Arc<Source>)>, usize) = (Vec::new(), 0);
+        while !self.waiting.is_empty() {
+            let may_begin = |w: &Waiting, begun: usize| {
+                // An owner who has nothing running may always begin something small: what runs could hold slots and
+                // memory for long.
+                let newcomer = begun == 0 && w.need <= all / 16;
+                let fits = tokens == 0 || tokens + w.request.prompt.len() <= self.limits.prompt_tokens;
+                fits && ((slots > 0 && w.need <= room) || newcomer || idle)
+            };
+            let Some(w) = self.waiting.take(&running, may_begin) else { break };
+            let source = match models.source(&w.request.base, &w.request.source) {
+                Ok(source) => source,
+                Err(e) => {
+                    (w.reply)(Err(e));
+                    continue;
+                }
+            };
+            if taken.first().is_some_and(|(_, first)| first.lane != source.lane) {
+                self.waiting.put_back(w);
+                break;
             }
-            room -= need(w);
+            room = room.saturating_sub(w.need);
+            slots = slots.saturating_sub(1);
             tokens += w.request.prompt.len();
-            slots -= 1;
-            taken.push(self.waiting.remove(i).expect("in range"));
+            idle = false;
+            *running.entry(w.origin.owner.clone()).or_default() += 1;
+            taken.push((w, source));
         }
-        for w in &taken {
-            self.served.insert(w.origin.owner.clone(), self.steps);
+        let any = !taken.is_empty();
+        if any {
+            self.prefill(models, taken);
         }
-        self.prefill(models, taken, breathe);
-        true
+        any
     }
 
-    fn prefill(&mut self, models: &Models, mut taken: Vec<Waiting>, breathe: &mut dyn FnMut()) {
+    fn prefill(&mut self, models: &Models, mut taken: Vec<(Waiting, Arc<Source>)>) {
         // Requests of one adapter lie side by side, so that it acts on them in one product.
-        taken.sort_by_key(|w| Arc::as_ptr(&w.source) as usize);
-        match catch_unwind(AssertUnwindSafe(|| prefill::run_prompts(models, &taken, breathe))) {
+        taken.sort_by_key(|(_, source)| Arc::as_ptr(source) as usize);
+        let prompts: Vec<Prompt> = taken.iter().map(|(w, source)| Prompt { request: &w.request, source }).collect();
+        match catch_unwind(AssertUnwindSafe(|| prefill::run_prompts(models, &prompts))) {
             Ok(results) => {
-                for (w, result) in taken.into_iter().zip(results) {
+                for ((w, source), result) in taken.into_iter().zip(results) {
                     match result {
-                        Ok(done) => self.begin_job(w, done),
+                        Ok(done) => self.begin_job(w, source, done),
                         Err(e) => (w.reply)(Err(e)),
                     }
                 }
                 self.begin_samples(models);
             }
             Err(_) if taken.len() > 1 => {
-                for w in taken {
-                    self.prefill(models, vec![w], breathe);
+                for one in taken {
+                    self.prefill(models, vec![one]);
                 }
             }
-            Err(_) => taken.into_iter().for_each(|w| (w.reply)(Err(panicked()))),
+            Err(_) => taken.into_iter().for_each(|(w, _)| (w.reply)(Err(panicked()))),
         }
     }
 
-    fn begin_job(&mut self, w: Waiting, done: PromptDone) {
+    fn begin_job(&mut self, w: Waiting, source: Arc<Source>, done: PromptDone) {
         let n = w.request.num_samples;
         let job = Job {
             origin: w.origin,
             request: w.request,
-            source: w.source,
+            source,
             reply: Some(w.reply),
             output: done.output,
             prompt: Arc::new(done.stretch),
@@ -261,15 +233,21 @@ impl Sampler {
     /// Starts samples while there is room, each time of the owner who has the fewest; one without any may always begin.
     fn begin_samples(&mut self, models: &Models) {
         let mut room = self.limits.sequences.saturating_sub(self.active.len());
+        if self.jobs.iter().all(|(_, j)| j.next_sample == j.request.num_samples) {
+            return;
+        }
+        let mut cache = self.limits.kv_values.saturating_sub(self.reserved());
         let mut running = self.running();
         let mut starts = Vec::new();
         loop {
             let begun = |j: &Job| running.get(&j.origin.owner).copied().unwrap_or(0);
             let open = self.jobs.iter_mut().filter(|(_, j)| j.reply.is_some() && j.next_sample < j.request.num_samples);
             let Some((id, job)) = open.min_by_key(|(id, j)| (begun(j), *id)) else { break };
-            if room == 0 && begun(job) > 0 {
+            let need = kv_values(job.source.base.config(), job.request.params.max_tokens);
+            if (room == 0 || need > cache) && begun(job) > 0 {
                 break;
             }
+            cache = cache.saturating_sub(need);
             starts.push((*id, job.next_sample));
             job.next_sample += 1;
             job.running += 1;
@@ -279,7 +257,13 @@ impl Sampler {
         if starts.is_empty() {
             return;
         }
-        let begin = |(id, index): (u64, usize)| (id, self.begin_sample(models, id, index));
+        let begin = |(id, index): (u64, usize)| {
+            (
+                id,
+                catch_unwind(AssertUnwindSafe(|| self.begin_sample(models, id, index)))
+                    .unwrap_or_else(|_| Err(panicked())),
+            )
+        };
         let begun: Vec<_> = starts.into_iter().map(begin).collect();
         for (id, result) in begun {
             match result {
@@ -301,7 +285,7 @@ impl Sampler {
         let topk = (job.request.topk_sample_logprobs > 0).then(Vec::new);
         let sequence = Sequence { tokens: Vec::new(), logprobs: Vec::new(), stop_reason: StopReason::Length, topk };
         let room = job.request.params.max_tokens.min(FIRST_ROOM);
-        let own = Stretch::new(base.config(), room, &models.device);
+        let own = Stretch::new(base.config(), room, job.request.params.max_tokens, &models.device);
         let mut active = Active { job: id, index, cache: KvCache { prompt: job.prompt.clone(), own }, stop, sequence };
         let token = draw(&job.request, index, 0, &job.first_logits)?;
         let ended = active.push(&job.request, token);
@@ -375,8 +359,11 @@ impl Sampler {
             }
             match drawn {
                 Ok(token) => {
-                    let ended = active.push(&self.job(id).request, token);
-                    self.keep(active, ended);
+                    let request = &self.job(id).request;
+                    match catch_unwind(AssertUnwindSafe(|| active.push(request, token))) {
+                        Ok(ended) => self.keep(active, ended),
+                        Err(_) => self.fail(id, panicked()),
+                    }
                 }
                 Err(e) => self.fail(id, e),
             }

@@ -1,5 +1,7 @@
 //! A sequence that is being generated, and how its next token is drawn.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::command::{SampleRequest, Sequence, StopReason, TopK};
 use crate::error::{Error, Result};
 use crate::model::kv_cache::KvCache;
@@ -25,6 +27,12 @@ pub struct Drawn {
 
 /// Draws the token at `position` of a generated sequence from its logits.
 pub fn draw(request: &SampleRequest, index: usize, position: usize, logits: &[f32]) -> Result<Drawn> {
+    // Inside a parallel loop a panic would take every other sequence's draw with it.
+    let drawn = catch_unwind(AssertUnwindSafe(|| draw_unguarded(request, index, position, logits)));
+    drawn.unwrap_or_else(|_| Err(panicked()))
+}
+
+fn draw_unguarded(request: &SampleRequest, index: usize, position: usize, logits: &[f32]) -> Result<Drawn> {
     let choice = sampling::sample(logits, &request.params, index as u32, position as u32)?;
     let k = request.topk_sample_logprobs;
     let temperature = if request.params.temperature == 0.0 { 1.0 } else { request.params.temperature };

@@ -96,11 +96,11 @@ impl Sources {
     }
 
     /// Keeps weights under a sampler's id.
-    pub fn keep(&mut self, id: &SamplerId, base: Arc<Base>, base_name: &str, trained: Trained) -> Result<()> {
+    pub fn keep(&mut self, id: &SamplerId, base: Arc<Base>, base_name: &str, trained: Trained) {
         self.uses += 1;
         let held = Held::Resident(self.source(base.clone(), Some(trained)));
         self.snapshots.insert(id.clone(), Snapshot { held, base, base_name: base_name.into(), used: self.uses });
-        self.make_room()
+        self.make_room();
     }
 
     pub fn drop_session(&mut self, session: &SessionId) {
@@ -135,7 +135,7 @@ impl Sources {
         let _ = std::fs::remove_dir_all(&dir);
         let source = self.source(base, Some(trained));
         self.snapshots.get_mut(id).expect("just seen").held = Held::Resident(source.clone());
-        self.make_room()?;
+        self.make_room();
         Ok(source)
     }
 
@@ -147,12 +147,19 @@ impl Sources {
         let (trained, _) = weights::load(dir, false, &base, device)?;
         let source = self.source(base, Some(trained));
         self.checkpoints.insert(dir.to_path_buf(), (source.clone(), self.uses));
-        self.make_room()?;
+        self.make_room();
         Ok(source)
     }
 
-    /// Sends what was used longest ago to disk until the budget holds; the newest always stays.
-    fn make_room(&mut self) -> Result<()> {
+    /// Sends what was used longest ago to disk until the budget holds; the newest always stays. What cannot be written
+    /// stays in memory too.
+    fn make_room(&mut self) {
+        if let Err(e) = self.try_make_room() {
+            tracing::warn!(error = %e, "a sampler's weights could not be moved to disk");
+        }
+    }
+
+    fn try_make_room(&mut self) -> Result<()> {
         loop {
             let resident = self.snapshots.iter().filter_map(|(id, s)| match &s.held {
                 Held::Resident(source) => Some((s.used, source.bytes(), id)),
@@ -182,7 +189,6 @@ impl Sources {
         let Some(snapshot) = self.snapshots.get_mut(id) else { return Ok(()) };
         let Held::Resident(source) = &snapshot.held else { return Ok(()) };
         let dir = self.spill_dir.join(uuid::Uuid::new_v4().to_string());
-        std::fs::create_dir_all(&self.spill_dir)?;
         let trained = source.trained.as_ref().expect("a snapshot has weights of its own");
         let image = weights::image(&snapshot.base_name, source.base.config(), trained, None);
         checkpoint::save(&dir, &image, &source.base.dir, &[])?;

@@ -102,12 +102,13 @@ fn complete(models: &mut Models, requests: &mut Requests, key: &(ModelId, u64)) 
         return;
     }
     let request = requests.remove(key).expect("just seen");
+    let kernels = models.kernels;
     let result = match (request.failed, models.run_mut(&key.0)) {
         (Some(e), _) => Err(e),
         (None, None) => Err(lost(&key.0)),
         (None, Some(run)) => {
             if !request.forward_only {
-                run.grads.merge(crate::kernels::for_device(&run.trained.mats()[0].device()), request.grads);
+                run.grads.merge(kernels, request.grads);
             }
             Ok(Outcome::ForwardBackward { outputs: request.outputs, metrics: loss::combine(&request.losses) })
         }

@@ -77,12 +77,7 @@ pub fn begin_save(run: &Run, save: &Save) -> impl FnOnce() -> Result<u64> + Send
     };
     let image = image(&run.base_name, run.base.config(), &run.trained, moments);
     let base_dir = run.base.dir.clone();
-    move || {
-        if let Some(parent) = dir.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        checkpoint::save(&dir, &image, &base_dir, &recipients)
-    }
+    move || checkpoint::save(&dir, &image, &base_dir, &recipients)
 }
 
 /// Reads a checkpoint's weights, and its moments when `optimizer`.

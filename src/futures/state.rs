@@ -77,7 +77,8 @@ impl State {
 }
 
 impl Answer {
-    fn size_bytes(&self) -> usize {
+    /// Estimated bytes of the result.
+    pub fn size_bytes(&self) -> usize {
         match self {
             Self::ForwardBackward { outputs, .. } => outputs.iter().map(|o| 64 + 4 * o.logprobs.len()).sum(),
             Self::Sampled { output, .. } => sample_bytes(output),

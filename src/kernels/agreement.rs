@@ -130,6 +130,20 @@ fn attention_and_its_derivatives() {
 }
 
 #[test]
+fn attention_over_more_queries_than_a_block() {
+    let mut d = Draw(11);
+    let (q, k, v, d_o) = (d.mat(300, 64), d.mat(300, 32), d.mat(300, 32), d.mat(300, 64));
+    let seqs = [0..280, 280..300];
+    let forward = |x: &dyn Kernels| x.attention(&q, &k, &v, HEADS, &seqs);
+    let ((of, lf), (op, lp)) = (forward(FUSED), forward(PLAIN));
+    close(of, op.clone(), "attention");
+    close(lf, lp.clone(), "log-sum-exp");
+    let g = |x: &dyn Kernels| x.attention_grad(&d_o, &op, &lp, &q, &k, &v, HEADS, &seqs);
+    let (f, p) = (g(FUSED), g(PLAIN));
+    close_all(vec![f.0, f.1, f.2], vec![p.0, p.1, p.2], "dq, dk, dv");
+}
+
+#[test]
 fn cached_attention_equals_the_last_row_of_full_attention() {
     let mut d = Draw(6);
     let (q, k, v) = (d.mat(20, 64), d.mat(20, 32), d.mat(20, 32));

@@ -141,7 +141,7 @@ pub trait Kernels: Send + Sync {
     /// Rotates each head of x (T, heads·H) by its row's position; `inverse` is the derivative.
     fn rope(&self, x: Mat, table: &RopeTable, positions: &[u32], inverse: bool) -> Mat;
 
-    /// Causal attention inside each range of rows: q (T, N·H), k and v (T, G·H) → (T, N·H) and log-sum-exp (T, N).
+    /// Causal attention inside each of `seqs`, ranges that tile the rows: q (T, N·H), k and v (T, G·H) → (T, N·H) and log-sum-exp (T, N).
     fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> (Mat, Mat);
 
     /// Derivatives with respect to q, k and v.

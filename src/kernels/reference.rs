@@ -16,6 +16,13 @@ fn ids_tensor(ids: &[u32], device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::new(ids.clone(), [ids.len()]), device)
 }
 
+/// Where the targets of t rows of v logits lie in the flattened matrix.
+fn flat_ids(targets: Targets, t: usize, v: usize) -> Vec<u32> {
+    let of_row =
+        |i: usize| targets.ids[targets.offsets[i]..targets.offsets[i + 1]].iter().map(move |id| (i * v) as u32 + id);
+    (0..t).flat_map(of_row).collect()
+}
+
 /// A stored weight as the arithmetic wants it.
 fn wide(w: &Mat) -> Mat {
     if w.dtype() == DType::F32 { w.clone() } else { w.clone().cast(DType::F32) }
@@ -75,13 +82,35 @@ fn scale(dim: usize) -> f32 {
     1.0 / (dim as f32).sqrt()
 }
 
-/// Scores (N, T, T) with the future at −1e30, a value that every device subtracts without NaN.
-fn causal_scores(q: &Mat, k: &Mat, heads: Heads) -> Tensor<3> {
-    let t = q.dims()[0];
-    let device = q.device();
-    let s = by_head(q, heads.n, 1).matmul(by_head(k, heads.kv, heads.n / heads.kv).swap_dims(1, 2)) * scale(heads.dim);
-    let mask: Vec<f32> = (0..t * t).map(|i| if i % t > i / t { -1e30 } else { 0.0 }).collect();
-    s + upload(mask, [t, t], &device).unsqueeze::<3>()
+/// Queries taken together: scores are (N, QUERIES, T), never (N, T, T).
+const QUERIES: usize = 256;
+
+/// One sequence's keys and values by head, repeated for their groups: (N, T, H).
+struct Memory {
+    k: Tensor<3>,
+    v: Tensor<3>,
+}
+
+impl Memory {
+    fn of(k: &Mat, v: &Mat, seq: &Range<usize>, heads: Heads) -> Self {
+        let by = |m: &Mat| by_head(&rows(m, seq), heads.kv, heads.n / heads.kv);
+        Self { k: by(k), v: by(v) }
+    }
+
+    /// Scores of the queries from `first` on (counted in the sequence) against every key, the future at −1e30: a value
+    /// that every device subtracts without NaN.
+    fn scores(&self, q: &Tensor<3>, first: usize, dim: usize) -> Tensor<3> {
+        let ([_, m, _], [_, t, _]) = (q.dims(), self.k.dims());
+        let s = q.clone().matmul(self.k.clone().swap_dims(1, 2)) * scale(dim);
+        let mask: Vec<f32> = (0..m * t).map(|i| if i % t > first + i / t { -1e30 } else { 0.0 }).collect();
+        s + upload(mask, [m, t], &q.device()).unsqueeze::<3>()
+    }
+}
+
+/// Blocks of a sequence's rows.
+fn query_blocks(seq: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = seq.end;
+    (seq.start..end).step_by(QUERIES).map(move |first| first..(first + QUERIES).min(end))
 }
 
 impl Kernels for Reference {
@@ -175,16 +204,19 @@ impl Kernels for Reference {
     }
 
     fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> (Mat, Mat) {
-        let one = |s: &Range<usize>| {
-            let scores = causal_scores(&rows(q, s), &rows(k, s), heads);
-            let m = scores.clone().max_dim(2);
-            let e = (scores - m.clone()).exp();
-            let sum = e.clone().sum_dim(2);
-            let o = (e / sum.clone()).matmul(by_head(&rows(v, s), heads.kv, heads.n / heads.kv));
-            let lse: Mat = (m + sum.log()).reshape([heads.n, s.len()]).transpose();
-            (by_token(o), lse)
-        };
-        let (o, lse): (Vec<Mat>, Vec<Mat>) = seqs.iter().map(one).unzip();
+        let (mut o, mut lse) = (Vec::new(), Vec::new());
+        for seq in seqs {
+            let memory = Memory::of(k, v, seq, heads);
+            for block in query_blocks(seq) {
+                let q = by_head(&rows(q, &block), heads.n, 1);
+                let scores = memory.scores(&q, block.start - seq.start, heads.dim);
+                let m = scores.clone().max_dim(2);
+                let e = (scores - m.clone()).exp();
+                let sum = e.clone().sum_dim(2);
+                o.push(by_token((e / sum.clone()).matmul(memory.v.clone())));
+                lse.push((m + sum.log()).reshape([heads.n, block.len()]).transpose());
+            }
+        }
         (Tensor::cat(o, 0), Tensor::cat(lse, 0))
     }
 
@@ -199,19 +231,24 @@ impl Kernels for Reference {
         heads: Heads,
         seqs: &[Range<usize>],
     ) -> (Mat, Mat, Mat) {
-        let repeat = heads.n / heads.kv;
         let mut parts: [Vec<Mat>; 3] = Default::default();
-        for s in seqs {
-            let (qs, ks) = (rows(q, s), rows(k, s));
-            let lse: Tensor<3> = rows(lse, s).transpose().reshape([heads.n, s.len(), 1]);
-            let p = (causal_scores(&qs, &ks, heads) - lse).exp();
-            let (d_out, out) = (by_head(&rows(d_o, s), heads.n, 1), by_head(&rows(o, s), heads.n, 1));
-            let dp = d_out.clone().matmul(by_head(&rows(v, s), heads.kv, repeat).swap_dims(1, 2));
-            let delta = (d_out.clone() * out).sum_dim(2);
-            let ds = p.clone() * (dp - delta) * scale(heads.dim);
-            parts[0].push(by_token(ds.clone().matmul(by_head(&ks, heads.kv, repeat))));
-            parts[1].push(sum_groups(ds.swap_dims(1, 2).matmul(by_head(&qs, heads.n, 1)), heads.kv));
-            parts[2].push(sum_groups(p.swap_dims(1, 2).matmul(d_out), heads.kv));
+        for seq in seqs {
+            let memory = Memory::of(k, v, seq, heads);
+            let (mut dk, mut dv) = (memory.k.zeros_like(), memory.v.zeros_like());
+            for block in query_blocks(seq) {
+                let qs = by_head(&rows(q, &block), heads.n, 1);
+                let (d_out, out) = (by_head(&rows(d_o, &block), heads.n, 1), by_head(&rows(o, &block), heads.n, 1));
+                let lse: Tensor<3> = rows(lse, &block).transpose().reshape([heads.n, block.len(), 1]);
+                let p = (memory.scores(&qs, block.start - seq.start, heads.dim) - lse).exp();
+                let dp = d_out.clone().matmul(memory.v.clone().swap_dims(1, 2));
+                let delta = (d_out.clone() * out).sum_dim(2);
+                let ds = p.clone() * (dp - delta) * scale(heads.dim);
+                parts[0].push(by_token(ds.clone().matmul(memory.k.clone())));
+                dk = dk + ds.swap_dims(1, 2).matmul(qs);
+                dv = dv + p.swap_dims(1, 2).matmul(d_out);
+            }
+            parts[1].push(sum_groups(dk, heads.kv));
+            parts[2].push(sum_groups(dv, heads.kv));
         }
         let [dq, dk, dv] = parts.map(|p| Tensor::cat(p, 0));
         (dq, dk, dv)
@@ -256,11 +293,7 @@ impl Kernels for Reference {
         let m = logits.clone().max_dim(1);
         let lse = download((logits.clone() - m.clone()).exp().sum_dim(1).log() + m);
         let [t, v] = logits.dims();
-        let at: Vec<u32> = (0..t)
-            .flat_map(|i| {
-                targets.ids[targets.offsets[i]..targets.offsets[i + 1]].iter().map(move |id| (i * v) as u32 + id)
-            })
-            .collect();
+        let at = flat_ids(targets, t, v);
         if at.is_empty() {
             return (lse, Vec::new());
         }
@@ -278,11 +311,7 @@ impl Kernels for Reference {
             (0..t).map(|i| grads[targets.offsets[i]..targets.offsets[i + 1]].iter().sum::<f32>()).collect();
         let lse = upload(lse.to_vec(), [t, 1], &device);
         let softmax_part = (logits - lse).exp() * upload(sums, [t, 1], &device).neg();
-        let at: Vec<u32> = (0..t)
-            .flat_map(|i| {
-                targets.ids[targets.offsets[i]..targets.offsets[i + 1]].iter().map(move |id| (i * v) as u32 + id)
-            })
-            .collect();
+        let at = flat_ids(targets, t, v);
         if at.is_empty() {
             return softmax_part;
         }

@@ -116,8 +116,9 @@ impl Context<'_> {
         let (norm, eps) = (self.weights.expect(Param::FinalNorm), c.rms_norm_eps as f32);
         if full {
             let at = self.weights.position(Param::FinalNorm).expect("every decoder has it");
-            let seqs = &self.batch.groups[0].seqs;
-            grads[0].update(at, |acc| k.rms_norm_weight_grad(acc, &dh, &last, c.hidden_size, eps, seqs));
+            for (group, grads) in self.batch.groups.iter().zip(grads.iter_mut()) {
+                grads.update(at, |acc| k.rms_norm_weight_grad(acc, &dh, &last, c.hidden_size, eps, &group.seqs));
+            }
         }
         let mut dx = k.rms_norm_grad(None, &dh, &last, norm, eps);
         drop((dh, h, last));
@@ -130,7 +131,11 @@ impl Context<'_> {
             breathe();
         }
         if full {
-            grads[0].update(0, |acc| k.embed_grad(acc, &dx, &self.batch.tokens, c.vocab_size));
+            for (group, grads) in self.batch.groups.iter().zip(grads.iter_mut()) {
+                let (ids, dy) =
+                    (&self.batch.tokens[group.rows.clone()], dx.clone().narrow(0, group.rows.start, group.rows.len()));
+                grads.update(0, |acc| k.embed_grad(acc, &dy, ids, c.vocab_size));
+            }
         }
     }
 }

@@ -167,9 +167,12 @@ impl Context<'_> {
             }
         }
         if full {
-            let seqs = local(&self.batch.groups[0].rows);
-            let pairs = same_rows(&seqs);
-            grads[0].outer(k, self.weights.head_position(), dy, x, &pairs, 1.0);
+            for (group, grads) in self.batch.groups.iter().zip(grads.iter_mut()) {
+                let seqs = local(&group.rows);
+                if !seqs.is_empty() {
+                    grads.outer(k, self.weights.head_position(), dy, x, &same_rows(&seqs), 1.0);
+                }
+            }
         }
         dx
     }

@@ -13,13 +13,16 @@ use crate::model::layer::Context;
 pub struct Stretch {
     layers: Vec<(Mat, Mat)>,
     capacity: usize,
+    /// Tokens it will ever hold: growing stops there.
+    most: usize,
     len: usize,
 }
 
 impl Stretch {
-    pub fn new(config: &DecoderConfig, capacity: usize, device: &Device) -> Self {
+    /// Room for `capacity` tokens at first, `most` in the end.
+    pub fn new(config: &DecoderConfig, capacity: usize, most: usize, device: &Device) -> Self {
         let blank = || upload(vec![0.0; capacity * config.kv_size()], [capacity, config.kv_size()], device);
-        Self { layers: (0..config.num_layers).map(|_| (blank(), blank())).collect(), capacity, len: 0 }
+        Self { layers: (0..config.num_layers).map(|_| (blank(), blank())).collect(), capacity, most, len: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -42,7 +45,7 @@ impl Stretch {
     }
 
     fn grow(&mut self, kernels: &dyn Kernels, needed: usize) {
-        self.capacity = needed.max(2 * self.capacity);
+        self.capacity = needed.max((2 * self.capacity).min(self.most));
         for (k, v) in &mut self.layers {
             for m in [k, v] {
                 let shape = [self.capacity, m.dims()[1]];
@@ -86,10 +89,10 @@ impl KvCache {
 
 impl Context<'_> {
     /// Runs whole prompts: → normalised hidden states (T, D), and each prompt's stretch.
-    pub fn prefill(&self, device: &Device, breathe: &mut dyn FnMut()) -> (Mat, Vec<Stretch>) {
+    pub fn prefill(&self, device: &Device) -> (Mat, Vec<Stretch>) {
         let seqs = self.batch.seqs();
         let mut stretches: Vec<Stretch> =
-            seqs.iter().map(|s| Stretch::new(&self.weights.config, s.len(), device)).collect();
+            seqs.iter().map(|s| Stretch::new(&self.weights.config, s.len(), s.len(), device)).collect();
         let attend = |c: &Self, layer: usize, x: &Mat| {
             let qkv = c.qkv(x, layer);
             for (s, rows) in stretches.iter_mut().zip(&seqs) {
@@ -97,7 +100,7 @@ impl Context<'_> {
             }
             c.kernels.attention(&qkv.q, &qkv.k, &qkv.v, c.heads(), &seqs).0
         };
-        let h = self.hidden(attend, breathe);
+        let h = self.hidden(attend, &mut || {});
         stretches.iter_mut().zip(&seqs).for_each(|(s, rows)| s.advance(rows.len()));
         (h, stretches)
     }

@@ -129,7 +129,7 @@ impl Context<'_> {
 
     /// From the output's gradient to the input's; parameter gradients go to each group's accumulators.
     ///
-    /// `full`: the batch is one run whose base weights are trained. `input_grad`: whether anybody below needs the result.
+    /// `full`: the groups are requests of one run whose base weights are trained. `input_grad`: whether anybody below needs the result.
     pub fn backward(
         &self,
         dy: Mat,
@@ -205,12 +205,13 @@ impl Backward<'_, '_> {
             }
         }
         if self.full {
-            let seqs = &self.c.batch.groups[0].seqs;
             let at = |lp| self.c.weights.position(Param::Layer(self.layer, lp));
-            let grads = &mut self.grads[0];
-            grads.outer(k, at(p.param()).expect("a projection"), dy, x, &same_rows(seqs), 1.0);
-            if let Some(bias) = p.bias(&self.c.weights.config).and_then(at) {
-                grads.row_sum(k, bias, dy, seqs);
+            let (weight, bias) = (at(p.param()).expect("a projection"), p.bias(&self.c.weights.config).and_then(at));
+            for (group, grads) in self.c.batch.groups.iter().zip(self.grads.iter_mut()) {
+                grads.outer(k, weight, dy, x, &same_rows(&group.seqs), 1.0);
+                if let Some(bias) = bias {
+                    grads.row_sum(k, bias, dy, &group.seqs);
+                }
             }
         }
         dx
@@ -221,8 +222,10 @@ impl Backward<'_, '_> {
         let (k, w, eps) = (self.c.kernels, self.c.weights.expect(param), self.c.eps());
         if self.full {
             let at = self.c.weights.position(param).expect("a norm of this decoder");
-            let (seqs, n) = (&self.c.batch.groups[0].seqs, w.dims()[1]);
-            self.grads[0].update(at, |acc| k.rms_norm_weight_grad(acc, dy, x, n, eps, seqs));
+            let n = w.dims()[1];
+            for (group, grads) in self.c.batch.groups.iter().zip(self.grads.iter_mut()) {
+                grads.update(at, |acc| k.rms_norm_weight_grad(acc, dy, x, n, eps, &group.seqs));
+            }
         }
         k.rms_norm_grad(dx, dy, x, w, eps)
     }

@@ -121,10 +121,6 @@ impl BaseWeights {
     pub fn mats_mut(&mut self) -> &mut Vec<Mat> {
         &mut self.mats
     }
-
-    pub fn num_elements(&self) -> usize {
-        self.mats.iter().map(|m| m.dims().iter().product::<usize>()).sum()
-    }
 }
 
 /// A LoRA adapter: matrices A (R, in) and B (out, R) for each chosen site, in canonical order A, B, A, B, …
@@ -188,9 +184,5 @@ impl Adapter {
 
     pub fn mats_mut(&mut self) -> &mut Vec<Mat> {
         &mut self.mats
-    }
-
-    pub fn num_elements(&self) -> usize {
-        self.mats.iter().map(|m| m.dims().iter().product::<usize>()).sum()
     }
 }

@@ -47,14 +47,6 @@ pub fn sample(logits: &[f32], params: &SamplingParams, sample_index: u32, positi
     Ok(Choice { token, logprob: distribution.logprob(token) })
 }
 
-/// The logprob of `token` under log-softmax(logits).
-///
-/// # Errors
-/// As for [`sample`].
-pub fn log_softmax_at(logits: &[f32], token: u32) -> Result<f32> {
-    Ok(Tempered::new(logits, 1.0)?.logprob(token))
-}
-
 /// The k most likely tokens with their logprobs under log-softmax(logits / temperature), best first, ties by id;
 /// all V of them when k is larger. Prompts take temperature 1, samples their own.
 ///
@@ -203,7 +195,7 @@ mod tests {
         assert_eq!(top_k_logprobs(&logits, 9, 1.0).unwrap().len(), 4);
         let tempered = top_k_logprobs(&logits, 1, 0.5).unwrap();
         assert!((f64::from(tempered[0].1) - (0.16f64 / 0.34).ln()).abs() < 1e-6);
-        assert_eq!(log_softmax_at(&logits, 0).unwrap(), top[2].1);
+        assert_eq!(Tempered::new(&logits, 1.0).unwrap().logprob(0), top[2].1);
     }
 
     #[test]

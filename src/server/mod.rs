@@ -70,7 +70,14 @@ pub async fn run(
         () = overdue => tracing::warn!("requests in flight were cut off"),
     }
     sweeper.abort();
-    engine.shutdown();
+    let (stopped, ended) = tokio::sync::oneshot::channel();
+    engine.shutdown(Box::new(move || {
+        let _ = stopped.send(());
+    }));
+    // Saves that are being written are finished, so that they are not lost although their files are complete.
+    if tokio::time::timeout(DRAIN, ended).await.is_err() {
+        tracing::warn!("the engine did not stop in {} s", DRAIN.as_secs());
+    }
     store.close().await;
     tracing::info!("stopped");
     Ok(())

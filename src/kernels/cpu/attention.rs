@@ -44,6 +44,7 @@ impl Patches {
 pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usize>]) -> (Vec<f32>, Vec<f32>) {
     let Heads { n, kv, dim } = heads;
     let total = q.len() / (n * dim);
+    debug_assert_eq!(seqs.iter().map(ExactSizeIterator::len).sum::<usize>(), total, "sequences tile the rows");
     let (mut o, mut lse) = (buffer(total * n * dim), buffer(total * n));
     let (op, lp) = (Patches::new(&mut o, n * dim), Patches::new(&mut lse, n));
     let tasks: Vec<(usize, Range<usize>, usize)> = seqs

@@ -24,6 +24,9 @@ pub struct Product<'a> {
 /// All products share `x` (m, k); their weights are read in one parallel sweep.
 pub fn dot_products(x: &[f32], m: usize, k: usize, products: Vec<Product>) {
     assert_eq!(x.len(), m * k, "x is (m, k)");
+    if m == 0 {
+        return;
+    }
     let mut tasks = Vec::new();
     let mut work = 0;
     for p in products {

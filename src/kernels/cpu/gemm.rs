@@ -15,6 +15,8 @@ use super::simd::{Isa, Lanes, Stored, isa, simd_dispatch};
 const KC: usize = 512;
 /// Columns per packed block of B, a multiple of every `NR`.
 const NC: usize = 4096;
+/// Values of packing space a thread keeps from one product to the next.
+const KEPT: usize = 1 << 23;
 /// Work below which one thread is quicker than several, in multiply-adds.
 const PARALLEL_FROM: usize = 1 << 18;
 
@@ -91,6 +93,11 @@ impl Gemm {
                     block.pack_right(&j.b, k0, j0, nc, &mut space.1);
                     block.compute(&space, nc, &mut j.c[j0..], j.ldc);
                 }
+            }
+        }
+        for buf in [&mut space.0, &mut space.1] {
+            if buf.len() > KEPT {
+                *buf = Vec::new();
             }
         }
         PACKED.set(space);

@@ -1,0 +1,77 @@
+//! Whose prompt is next: requests that wait, owner by owner.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::command::{Origin, SampleRequest};
+use crate::engine::handle::Reply;
+use crate::ids::OwnerId;
+
+/// A request whose prompt still has to be run.
+pub struct Waiting {
+    pub origin: Origin,
+    pub request: SampleRequest,
+    pub reply: Reply,
+    /// Values of keys and values that its prompt and one sample may come to take.
+    pub need: usize,
+}
+
+/// Sequences each owner has running.
+pub type Running = HashMap<OwnerId, usize>;
+
+/// Requests in the order they came, per owner.
+#[derive(Default)]
+pub struct Turns {
+    owners: HashMap<OwnerId, Owner>,
+    /// Counts requests given out, to find who was served longest ago.
+    given: u64,
+}
+
+#[derive(Default)]
+struct Owner {
+    waiting: VecDeque<Waiting>,
+    served: u64,
+}
+
+impl Turns {
+    pub fn push(&mut self, w: Waiting) {
+        self.owners.entry(w.origin.owner.clone()).or_default().waiting.push_back(w);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// Takes the next request that `may_begin`, given how many sequences its owner has: of the owner with the fewest,
+    /// and among those of the one served longest ago.
+    pub fn take(&mut self, running: &Running, may_begin: impl Fn(&Waiting, usize) -> bool) -> Option<Waiting> {
+        let begun = |o: &OwnerId| running.get(o).copied().unwrap_or(0);
+        let open = self.owners.iter().filter(|(o, q)| q.waiting.front().is_some_and(|w| may_begin(w, begun(o))));
+        let next = open.min_by_key(|(o, q)| (begun(o), q.served)).map(|(o, _)| o.clone())?;
+        self.given += 1;
+        let owner = self.owners.get_mut(&next)?;
+        owner.served = self.given;
+        let taken = owner.waiting.pop_front();
+        if owner.waiting.is_empty() {
+            self.owners.remove(&next);
+        }
+        taken
+    }
+
+    /// Puts a request back in front of its owner's others.
+    pub fn put_back(&mut self, w: Waiting) {
+        self.owners.entry(w.origin.owner.clone()).or_default().waiting.push_front(w);
+    }
+
+    /// Takes out the requests that `gone` names.
+    pub fn cancel(&mut self, gone: impl Fn(&Origin) -> bool) -> Vec<Waiting> {
+        let mut out = Vec::new();
+        for owner in self.owners.values_mut() {
+            let (dropped, kept): (Vec<_>, _) =
+                std::mem::take(&mut owner.waiting).into_iter().partition(|w| gone(&w.origin));
+            owner.waiting = kept.into();
+            out.extend(dropped);
+        }
+        self.owners.retain(|_, o| !o.waiting.is_empty());
+        out
+    }
+}
