@@ -25,7 +25,11 @@ pub fn open(choice: &DeviceChoice) -> Result<Device> {
         #[cfg(feature = "rocm")]
         DeviceChoice::Rocm(index) => Ok(Device::rocm(*index)),
         #[allow(unreachable_patterns, reason = "a build with every backend has no other choice left")]
-        other => Err(Error::user(format!("device {other}: this build has only {}", available().join(", ")))),
+        other => Err(Error::user(format!(
+            "device {other}: this build has only {}; build with --features {} for it",
+            available().join(", "),
+            other.to_string().split(':').next().unwrap_or_default()
+        ))),
     }
 }
 

@@ -24,6 +24,7 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // The port is taken before the models are loaded: a busy one is found out at once.
     let listener = runtime.block_on(server::bind(&config))?;
+    let _lock = server::lock::hold(&config.store.data_dir)?;
     let engine = engine(&config)?;
     runtime.block_on(server::run(config, engine, listener, server::signalled()))
 }
@@ -63,7 +64,10 @@ fn demo_in(folder: &std::path::Path) -> anyhow::Result<()> {
             () = server::signalled() => Ok(()),
         };
         if trained.is_ok() && std::io::stdout().is_terminal() {
+            eprintln!("\nThe server is up on {url}; ctrl-c ends it.");
             server::signalled().await;
+        } else if trained.is_ok() {
+            eprintln!("\nThe server ends now: run this in a terminal, or start tinderbox serve, to try it.");
         }
         let _ = stop.send(());
         serving.await??;

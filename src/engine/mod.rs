@@ -39,6 +39,7 @@ pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, 
     let infos = models.infos(sources);
     let (tx, rx) = mpsc::channel();
     let engine = run::Engine::new(models, rx, limits);
+    tracing::info!(data = %data_dir.display(), dtype = ?wanted.dtype, "{}", engine.describe());
     // On a worker of a pool of its own: kernels split their work with the other workers without waking a sleeping
     // thread. The pool lives as long as what was spawned on it.
     let pool = rayon::ThreadPoolBuilder::new()

@@ -74,6 +74,17 @@ impl Engine {
         Self { models, inbox, sampler, budget, gaps: HashMap::new(), last_gap_check, writers: Vec::new() }
     }
 
+    /// What it runs on and how much memory it gives to what, for the log.
+    pub fn describe(&self) -> String {
+        format!(
+            "device {:?}; training passes may hold {} MiB of activations, runs {} MiB, sequences {} MiB of keys and values",
+            self.models.device,
+            self.budget.activations >> 18,
+            self.models.run_bytes >> 20,
+            self.sampler.kv_values() >> 18
+        )
+    }
+
     /// Runs until told to stop, or until every handle is gone.
     pub fn run(mut self) {
         while self.inbox.stopped.is_none() {

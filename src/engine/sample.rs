@@ -74,6 +74,11 @@ impl Sampler {
         }
     }
 
+    /// Values of keys and values it may hold.
+    pub fn kv_values(&self) -> usize {
+        self.limits.kv_values
+    }
+
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.jobs.is_empty()
     }

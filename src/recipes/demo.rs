@@ -83,12 +83,12 @@ fn farewell(base_url: &str, api_key: &str, model_name: &str) -> String {
 3. Your own script: aim the Tinker SDK at the server
    (one with your own model: tinderbox serve --model NAME=DIR).
 
-   pip install tinker
+   pip install tinker==0.38.0
    export TINKER_BASE_URL={base_url} TINKER_API_KEY={api_key}
 
    import tinker
    service = tinker.ServiceClient()
-   training = service.create_lora_training_client(base_model=\"{model_name}\", rank=16)
+   training = service.create_lora_training_client(base_model=\"{model_name}\", rank=16).result()
    datum = tinker.Datum(
        model_input=tinker.ModelInput.from_ints([51, 43, 52, 61]),
        loss_fn_inputs={{\"target_tokens\": [43, 52, 61, 55], \"weights\": [0.0, 0.0, 0.0, 1.0]}},
@@ -97,9 +97,10 @@ fn farewell(base_url: &str, api_key: &str, model_name: &str) -> String {
        result = training.forward_backward([datum], \"cross_entropy\")
        training.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
        print(result.result().metrics)
-   sampler = training.save_weights_and_get_sampling_client()
+   sampler = training.save_weights_and_get_sampling_client().result()
    params = tinker.SamplingParams(max_tokens=4)
-   print(sampler.sample(datum.model_input, num_samples=1, sampling_params=params).result())
+   answer = sampler.sample(datum.model_input, num_samples=1, sampling_params=params).result()
+   print(answer.sequences[0].tokens)
 "
     )
 }

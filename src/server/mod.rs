@@ -1,5 +1,6 @@
 //! The server: store, promises and routes around an engine, until it is told to stop.
 
+pub mod lock;
 mod sweep;
 
 use std::future::Future;
@@ -24,7 +25,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Takes the port. Errors name the address.
 pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
     let address = config.bind.address();
-    TcpListener::bind(&address).await.with_context(|| format!("cannot listen on {address}"))
+    let context = || format!("cannot listen on {address}; --port takes another port, 0 a free one");
+    TcpListener::bind(&address).await.with_context(context)
 }
 
 /// Serve on `listener` until `shutdown` resolves, then drain: long polls are answered at once, no new connection is
