@@ -79,7 +79,7 @@ impl Known {
         self.runs.insert(row.id.clone(), row);
     }
 
-    /// Runs of this session that are in memory, those still being created among them.
+    /// A session's runs that are in memory, those still being created among them.
     pub fn runs_of(&self, session: &SessionId) -> Vec<ModelId> {
         self.runs.keys_where(|run| run.session == *session)
     }
