@@ -220,6 +220,19 @@ pub enum StopReason {
     Length,
 }
 
+/// A token of a running sample, told as soon as it is drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenEvent {
+    /// Which of the request's samples it belongs to.
+    pub sample: usize,
+    pub token: u32,
+    pub logprob: f32,
+    /// The best alternatives, when `topk_sample_logprobs` asked for them.
+    pub topk: Option<TopK>,
+    /// Set with the sample's last token.
+    pub stop_reason: Option<StopReason>,
+}
+
 /// k (token, logprob) pairs, best first.
 pub type TopK = Vec<(u32, f32)>;
 

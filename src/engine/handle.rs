@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use crate::command::{Command, Outcome};
+use crate::command::{Command, Outcome, TokenEvent};
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, RequestId, SessionId};
 
@@ -14,6 +14,9 @@ pub const NOW: u64 = u64::MAX;
 /// Called exactly once, on the engine's thread (or a writer thread for saves); must not block.
 pub type Reply = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
+/// Where a sample's tokens are told while it runs; the outcome follows all the same. A receiver that is gone is ignored.
+pub type Events = tokio::sync::mpsc::UnboundedSender<TokenEvent>;
+
 /// Called when the engine has stopped.
 pub type Stopped = Box<dyn FnOnce() + Send>;
 
@@ -21,6 +24,8 @@ pub type Stopped = Box<dyn FnOnce() + Send>;
 pub struct Submission {
     pub command: Command,
     pub reply: Reply,
+    /// Only samples have any.
+    pub events: Option<Events>,
 }
 
 /// What arrives at the engine's thread.
@@ -76,7 +81,16 @@ impl Handle {
 
     /// Never blocks. When the engine is gone the reply is called at once with a server error.
     pub fn submit(&self, command: Command, reply: Reply) {
-        if let Err(e) = self.tx.send(Message::Submit(Box::new(Submission { command, reply })))
+        self.send(Submission { command, reply, events: None });
+    }
+
+    /// As [`Self::submit`], and each token of a sample is told as it is drawn.
+    pub fn stream(&self, command: Command, reply: Reply, events: Events) {
+        self.send(Submission { command, reply, events: Some(events) });
+    }
+
+    fn send(&self, submission: Submission) {
+        if let Err(e) = self.tx.send(Message::Submit(Box::new(submission)))
             && let Message::Submit(s) = e.0
         {
             (s.reply)(Err(Error::server("the engine has stopped")));

@@ -241,10 +241,10 @@ impl Inbox {
                 models.drop_snapshots(&session);
             }
             Message::Submit(submission) => match *submission {
-                Submission { command: Command::Sample { origin, request }, reply } => {
-                    sampler.submit(models, origin, request, reply);
+                Submission { command: Command::Sample { origin, request }, reply, events } => {
+                    sampler.submit(models, origin, request, reply, events);
                 }
-                Submission { command: Command::Run { model, seq, command }, reply } => {
+                Submission { command: Command::Run { model, seq, command }, reply, .. } => {
                     self.run_command(model, seq, command, reply, models);
                 }
             },

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::command::{Origin, Outcome, SampleOutput, SampleRequest, Sequence, StopReason};
-use crate::engine::handle::Reply;
+use crate::engine::handle::{Events, Reply};
 use crate::engine::models::Models;
 use crate::engine::prefill::{self, Prompt, PromptDone, context, kv_values, rows_of};
 use crate::engine::sequence::{Active, Drawn, draw, next_lane, panicked};
@@ -27,6 +27,7 @@ struct Job {
     request: SampleRequest,
     source: Arc<Source>,
     reply: Option<Reply>,
+    events: Option<Events>,
     /// The prompt's outputs; its sequences are filled in as they end.
     output: SampleOutput,
     prompt: Arc<Stretch>,
@@ -84,9 +85,16 @@ impl Sampler {
     }
 
     /// Queues a request; one whose cache could never fit fails at once. Its weights are looked for when its turn comes.
-    pub fn submit(&mut self, models: &Models, origin: Origin, request: SampleRequest, reply: Reply) {
+    pub fn submit(
+        &mut self,
+        models: &Models,
+        origin: Origin,
+        request: SampleRequest,
+        reply: Reply,
+        events: Option<Events>,
+    ) {
         match self.check(models, &request) {
-            Ok(need) => self.waiting.push(Waiting { origin, request, reply, need }),
+            Ok(need) => self.waiting.push(Waiting { origin, request, reply, events, need }),
             Err(e) => reply(Err(e)),
         }
     }
@@ -224,6 +232,7 @@ impl Sampler {
             request: w.request,
             source,
             reply: Some(w.reply),
+            events: w.events,
             output: done.output,
             prompt: Arc::new(done.stretch),
             first_logits: Arc::new(done.logits),
@@ -298,6 +307,9 @@ impl Sampler {
     }
 
     fn keep(&mut self, active: Active, ended: bool) {
+        if let Some(events) = &self.job(active.job).events {
+            let _ = events.send(active.event(ended));
+        }
         if ended { self.end(active) } else { self.active.push(active) }
     }
 

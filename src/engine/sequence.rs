@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::command::{SampleRequest, Sequence, StopReason, TopK};
+use crate::command::{SampleRequest, Sequence, StopReason, TokenEvent, TopK};
 use crate::error::{Error, Result};
 use crate::model::kv_cache::KvCache;
 use crate::sampling::{self, StopState};
@@ -43,6 +43,17 @@ fn draw_unguarded(request: &SampleRequest, index: usize, position: usize, logits
 impl Active {
     pub fn last_token(&self) -> u32 {
         *self.sequence.tokens.last().expect("a sequence begins with a token")
+    }
+
+    /// What is told of the token added last.
+    pub fn event(&self, ended: bool) -> TokenEvent {
+        TokenEvent {
+            sample: self.index,
+            token: self.last_token(),
+            logprob: *self.sequence.logprobs.last().expect("a token comes with its logprob"),
+            topk: self.sequence.topk.as_ref().and_then(|rows| rows.last().cloned()),
+            stop_reason: ended.then_some(self.sequence.stop_reason),
+        }
     }
 
     /// Adds a token; true when the sequence ends with it.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::command::{Origin, SampleRequest};
-use crate::engine::handle::Reply;
+use crate::engine::handle::{Events, Reply};
 use crate::ids::OwnerId;
 
 /// A request whose prompt still has to be run.
@@ -11,6 +11,7 @@ pub struct Waiting {
     pub origin: Origin,
     pub request: SampleRequest,
     pub reply: Reply,
+    pub events: Option<Events>,
     /// Values of keys and values that its prompt and one sample may come to take.
     pub need: usize,
 }
