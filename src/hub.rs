@@ -19,7 +19,10 @@ pub fn resolve(id: &str, cache_dir: &Path, offline: bool) -> Result<PathBuf> {
         return Ok(dir);
     }
     let hint = "give a model directory instead, or put the model into the cache with the hub's own tools";
-    let missing = format!("model {id} is not, or not completely, in the hub's cache {}", cache_dir.display());
+    let missing = format!(
+        "there is no directory {id}, and model {id} is not, or not completely, in the hub's cache {}",
+        cache_dir.display()
+    );
     if offline {
         return Err(Error::user(format!("{missing}, and HF_HUB_OFFLINE is set: {hint}")));
     }

@@ -46,7 +46,7 @@ impl FromStr for DeviceChoice {
 
     fn from_str(s: &str) -> Result<Self> {
         let bad =
-            || Error::user(format!("unknown device {s:?}: give auto, flex (the CPU), wgpu, vulkan, cuda:N or rocm:N"));
+            || Error::user(format!("unknown device {s:?}: give auto, cpu (or flex), wgpu, vulkan, cuda:N or rocm:N"));
         let (kind, number) = match s.split_once(':') {
             Some((kind, digits)) if !digits.starts_with('+') => (kind, Some(digits.parse().map_err(|_| bad())?)),
             Some(_) => return Err(bad()),
@@ -54,7 +54,7 @@ impl FromStr for DeviceChoice {
         };
         match (kind, number) {
             ("auto", None) => Ok(Self::Auto),
-            ("flex", None) => Ok(Self::Flex),
+            ("cpu" | "flex", None) => Ok(Self::Flex),
             ("wgpu", None) => Ok(Self::Wgpu),
             ("vulkan", None) => Ok(Self::Vulkan),
             ("cuda", n) => Ok(Self::Cuda(n.unwrap_or(0))),
@@ -112,7 +112,8 @@ mod tests {
 
     #[test]
     fn anything_else_lists_the_accepted_forms() {
-        for s in ["", "cpu", "CUDA:0", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "flex:0", "auto:1"] {
+        assert_eq!("cpu".parse::<DeviceChoice>().unwrap(), DeviceChoice::Flex);
+        for s in ["", "CPU", "CUDA:0", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "flex:0", "auto:1"] {
             let message = s.parse::<DeviceChoice>().unwrap_err().message;
             assert!(message.contains(&format!("{s:?}")) && message.contains("rocm:N"), "{message}");
         }

@@ -32,7 +32,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
 
-    /// What computes: auto, flex (the CPU), wgpu, vulkan, cuda:N or rocm:N, as far as this binary was built for it;
+    /// What computes: auto, cpu (or flex, its backend), wgpu, vulkan, cuda:N or rocm:N, as far as this binary was built for it;
     /// auto takes a CUDA or ROCm GPU, else the CPU [default: auto] [env: TINDERBOX_DEVICE]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,

@@ -82,7 +82,10 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     let index = dir.join(INDEX);
     if !index.exists() {
-        return Err(Error::user(format!("{}: no model weights: neither {SINGLE} nor {INDEX} is there", dir.display())));
+        let pickled = dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists();
+        let hint = if pickled { "; PyTorch's own format is not read, convert it to safetensors" } else { "" };
+        let dir = dir.display();
+        return Err(Error::user(format!("{dir}: no model weights: neither {SINGLE} nor {INDEX} is there{hint}")));
     }
     let bad = |why: String| Error::user(format!("{}: {why}", index.display()));
     let json: Value = serde_json::from_slice(&std::fs::read(&index).map_err(|e| bad(e.to_string()))?)
