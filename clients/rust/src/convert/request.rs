@@ -46,12 +46,13 @@ impl TryFrom<&ForwardBackwardRequest> for proto::ForwardBackwardRequest {
         let input = &r.forward_backward_input;
         let number = |(k, v): (&String, &LossConfigValue)| match v {
             LossConfigValue::Number(x) => Some((k.clone(), *x)),
-            LossConfigValue::Text(_) => None,
+            LossConfigValue::Text(_) | LossConfigValue::Other(_) => None,
         };
         let value = |v: &LossConfigValue| proto::LossConfigValue {
             value: Some(match v {
                 LossConfigValue::Number(x) => loss_config_value::Value::Number(*x),
                 LossConfigValue::Text(s) => loss_config_value::Value::Text(s.clone()),
+                LossConfigValue::Other(v) => loss_config_value::Value::Text(v.to_string()),
             }),
         };
         Ok(Self {

@@ -162,6 +162,9 @@ pub type LossFnConfig = BTreeMap<String, LossConfigValue>;
 pub enum LossConfigValue {
     Number(f64),
     Text(String),
+    /// Neither of the two, as it came, so that a server can refuse it by its key.
+    #[cfg_attr(feature = "schema", schema(value_type = Object))]
+    Other(serde_json::Value),
 }
 
 /// What forward and forward_backward give back: one entry of `loss_fn_outputs` per datum, in request order.
