@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Reads pytest's JUnit report of the conformance suite: exit 0 when nothing failed but what the known list names.
+"""Reads pytest's JUnit report of the conformance suite: exit 0 when nothing failed but what the known lists name.
 
-    conformance_verdict.py REPORT.xml KNOWN.txt
+    conformance_verdict.py REPORT.xml KNOWN.txt…
 """
 
 import sys
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def main() -> int:
-    report, known_file = map(Path, sys.argv[1:])
-    lines = (line.split("#")[0].strip() for line in known_file.read_text().splitlines())
+    report, *known_files = map(Path, sys.argv[1:])
+    lines = (line.split("#")[0].strip() for file in known_files for line in file.read_text().splitlines())
     known = {line for line in lines if line}
     ran, failed = 0, []
     for case in ET.parse(report).iter("testcase"):
@@ -20,7 +20,7 @@ def main() -> int:
             failed.append(f"{case.get('classname', '').split('.')[-1]}.py::{case.get('name')}")
     excused = [name for name in failed if name in known]
     guilty = [name for name in failed if name not in known]
-    print(f"{ran} tests, {len(failed)} failed, {len(excused)} of them on the known list")
+    print(f"{ran} tests, {len(failed)} failed, {len(excused)} of them on a known list")
     for name in excused:
         print(f"  known: {name}")
     for name in guilty:
