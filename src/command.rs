@@ -127,7 +127,7 @@ pub struct SamplingParams {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SampleSource {
     Base,
-    /// A snapshot the engine took for this sampler (`SaveForSampler` without a directory).
+    /// What the engine keeps for this sampler: a snapshot, or its run's in-flight weights.
     Snapshot(SamplerId),
     /// A saved checkpoint's directory.
     Checkpoint(PathBuf),
@@ -179,6 +179,8 @@ pub enum Save {
     External { dir: PathBuf, recipients: Vec<String> },
     /// A snapshot kept by the engine under this sampler's id.
     Snapshot { sampler: SamplerId },
+    /// These weights become those of all in-flight samplers of the run, this one among them, between two tokens.
+    Inflight { sampler: SamplerId },
 }
 
 /// A command on a run takes effect in `seq_id` order; creation is number 0.
@@ -194,7 +196,7 @@ pub enum RunCommand {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    Run { model: ModelId, seq: u64, command: RunCommand },
+    Run { owner: OwnerId, model: ModelId, seq: u64, command: RunCommand },
     Sample { origin: Origin, request: SampleRequest },
 }
 
@@ -243,6 +245,8 @@ pub struct Sequence {
     pub stop_reason: StopReason,
     /// One row per generated token, when asked for.
     pub topk: Option<Vec<TopK>>,
+    /// For each token the `seq_id` of the save whose weights it was drawn from; 0 for base models and checkpoints.
+    pub weight_versions: Vec<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -17,13 +17,13 @@ use tinderbox::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 const BASE: &str = "tiny";
 const VOCAB: u32 = 64;
 
-struct Engine {
-    handle: Handle,
+pub struct Engine {
+    pub handle: Handle,
     dir: tempfile::TempDir,
 }
 
 impl Engine {
-    fn start(limits: Limits) -> Self {
+    pub fn start(limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let model = dir.path().join("model");
         std::fs::create_dir(&model).unwrap();
@@ -38,7 +38,7 @@ impl Engine {
         Self { handle, dir }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -48,7 +48,7 @@ impl Engine {
         rx
     }
 
-    fn sample(&self, owner: &str, request: SampleRequest) -> Receiver<Result<Outcome>> {
+    pub fn sample(&self, owner: &str, request: SampleRequest) -> Receiver<Result<Outcome>> {
         let origin = Origin {
             owner: OwnerId(owner.into()),
             session: SessionId(format!("session of {owner}")),
@@ -57,14 +57,19 @@ impl Engine {
         self.submit(Command::Sample { origin, request })
     }
 
-    fn run(&self, model: &str, seq: u64, command: RunCommand) -> Receiver<Result<Outcome>> {
-        self.submit(Command::Run { model: id(model), seq, command })
+    pub fn run(&self, model: &str, seq: u64, command: RunCommand) -> Receiver<Result<Outcome>> {
+        self.submit(Command::Run { owner: OwnerId(format!("owner of {model}")), model: id(model), seq, command })
     }
 
-    fn create(&self, model: &str, rank: usize) {
+    pub fn create(&self, model: &str, rank: usize) {
+        self.create_for(&format!("owner of {model}"), model, rank);
+    }
+
+    pub fn create_for(&self, owner: &str, model: &str, rank: usize) {
         let config = LoraConfig { rank, seed: 7, train_attn: true, train_mlp: true, train_unembed: true };
         let create = RunCommand::Create { base: BASE.into(), kind: RunKind::Lora(config), restore: None };
-        self.run(model, 0, create).recv().unwrap().unwrap();
+        let command = Command::Run { owner: OwnerId(owner.into()), model: id(model), seq: 0, command: create };
+        self.submit(command).recv().unwrap().unwrap();
     }
 }
 
@@ -78,24 +83,24 @@ const TOKENIZER: &str = r#"{"version":"1.0","truncation":null,"padding":null,"ad
 "pre_tokenizer":null,"post_processor":null,"decoder":null,
 "model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}"#;
 
-fn id(model: &str) -> ModelId {
+pub fn id(model: &str) -> ModelId {
     ModelId(format!("s:train:{model}"))
 }
 
-fn datum(length: u32, salt: u32) -> Datum {
+pub fn datum(length: u32, salt: u32) -> Datum {
     let ids = |shift: u32| (0..length).map(|i| (i * 7 + salt * 13 + shift) % VOCAB).collect::<Vec<_>>();
     Datum { tokens: ids(0), targets: ids(3), k: 1, two_dimensional: false, inputs: LossInputs::default() }
 }
 
-fn fb(data: Vec<Datum>) -> RunCommand {
+pub fn fb(data: Vec<Datum>) -> RunCommand {
     RunCommand::ForwardBackward { data, loss: Loss::CrossEntropy, forward_only: false }
 }
 
-fn step(learning_rate: f64) -> RunCommand {
+pub fn step(learning_rate: f64) -> RunCommand {
     RunCommand::OptimStep(AdamParams { learning_rate, eps: 1e-4, ..AdamParams::default() })
 }
 
-fn sample(source: SampleSource, seed: u64, num_samples: usize, max_tokens: usize) -> SampleRequest {
+pub fn sample(source: SampleSource, seed: u64, num_samples: usize, max_tokens: usize) -> SampleRequest {
     SampleRequest {
         base: BASE.into(),
         source,
@@ -111,14 +116,14 @@ fn sample(source: SampleSource, seed: u64, num_samples: usize, max_tokens: usize
     }
 }
 
-fn sampled(outcome: Result<Outcome>) -> SampleOutput {
+pub fn sampled(outcome: Result<Outcome>) -> SampleOutput {
     match outcome {
         Ok(Outcome::Sampled(output)) => output,
         other => panic!("not a sample: {other:?}"),
     }
 }
 
-fn bits(output: &SampleOutput) -> Sequences {
+pub fn bits(output: &SampleOutput) -> Sequences {
     let one = |s: &tinderbox::command::Sequence| (s.tokens.clone(), s.logprobs.iter().map(|x| x.to_bits()).collect());
     output.sequences.iter().map(one).collect()
 }
@@ -133,7 +138,7 @@ fn logprobs(outcome: Result<Outcome>) -> Vec<Vec<u32>> {
 }
 
 /// Tokens and logprobs of each sequence, the logprobs as bits.
-type Sequences = Vec<(Vec<u32>, Vec<u32>)>;
+pub type Sequences = Vec<(Vec<u32>, Vec<u32>)>;
 
 /// Three steps of a run (logprobs of each datum as bits) and two samples of what it became.
 fn life(engine: &Engine, neighbours: impl Fn(u64)) -> (Vec<Vec<Vec<u32>>>, Vec<Sequences>) {

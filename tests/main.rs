@@ -3,10 +3,14 @@
 
 /// The engine through its handle: neighbours, order, failures.
 mod engine;
+/// Generations followed token by token, and across changes of weights.
+mod generation;
 /// Logprobs and gradients of five architectures against PyTorch's.
 mod parity;
 /// Protobuf messages against bytes made by the SDK's own classes.
 mod proto;
+/// Shares of the device: floods, weights, reasons for waiting.
+mod sharing;
 /// The conformance suite and bench drivers are unchanged copies.
 mod shared_copies;
 /// Layering, file heads and lengths, banned words.

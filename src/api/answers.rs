@@ -134,6 +134,7 @@ fn sequence(s: &crate::command::Sequence) -> SampledSequence {
         tokens: s.tokens.clone(),
         logprobs: Some(s.logprobs.clone()),
         topk_sampled_logprobs: s.topk.as_ref().map(|rows| topk(rows)),
+        weight_versions: Some(s.weight_versions.clone()),
     }
 }
 
@@ -190,7 +191,13 @@ mod tests {
 
     #[test]
     fn a_sample_marks_what_was_not_computed() {
-        let sequence = Sequence { tokens: vec![3], logprobs: vec![-0.5], stop_reason: StopReason::Stop, topk: None };
+        let sequence = Sequence {
+            tokens: vec![3],
+            logprobs: vec![-0.5],
+            stop_reason: StopReason::Stop,
+            topk: None,
+            weight_versions: vec![9],
+        };
         let output = SampleOutput {
             sequences: vec![sequence],
             prompt_logprobs: Some(vec![f32::NAN, -1.0]),

@@ -90,17 +90,17 @@ impl Creation {
         };
         let (path, restore) = self.from.unzip();
         let create = RunCommand::Create { base: self.base, kind: self.kind, restore };
-        let command = Command::Run { model: model.clone(), seq: 0, command: create };
+        let command = Command::Run { owner: owner.clone(), model: model.clone(), seq: 0, command: create };
         let completion = Completion::Create { row: row.clone(), path };
         let (id, meaning) = (RequestId::random(), self.meaning);
         let request = Request { id, owner, key, meaning, command, completion, permit: None };
         let issued = app.futures().issue(request)?;
         if issued.new {
-            let session = row.session.clone();
+            let (session, owner) = (row.session.clone(), row.owner.clone());
             app.known().announce_run(row);
             // A session that ended meanwhile did not see this run yet.
             if app.has_ended(&session).await? {
-                app.futures().unload(model.clone());
+                app.futures().unload(owner, model.clone());
             }
         }
         Ok(promise(issued.id, Some(&model)))

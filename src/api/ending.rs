@@ -22,7 +22,7 @@ impl App {
         let listed = self.store().session_runs(&session.id).await?;
         let runs: HashSet<_> = self.known().runs_of(&session.id).into_iter().chain(listed).collect();
         for run in runs {
-            self.futures().unload(run);
+            self.futures().unload(session.owner.clone(), run);
         }
         self.engine().end_session(session.id.clone());
         self.futures().forget_refused(&session.id);

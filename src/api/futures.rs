@@ -12,6 +12,7 @@ use tinderbox_client::types::futures::{
     TryAgainResponse,
 };
 
+use crate::engine::load::Wait;
 use crate::error::{Category, Error};
 use crate::futures::retrieve::Poll;
 use crate::ids::RequestId;
@@ -46,11 +47,7 @@ pub async fn retrieve(
             Ok(app.heavy(move || answers::response(&answer, protobuf)).await?)
         }
         Poll::Failed(e) => Ok(Json(failed(e)).into_response()),
-        Poll::Pending => {
-            let again =
-                TryAgainResponse { request_id: id.0, queue_state: QueueState::Active, queue_state_reason: None };
-            Ok((StatusCode::REQUEST_TIMEOUT, Json(again)).into_response())
-        }
+        Poll::Pending(wait) => Ok((StatusCode::REQUEST_TIMEOUT, Json(try_again(id, wait))).into_response()),
         Poll::Unknown => Err(ApiError::gone("this promise is unknown: it expired, or the server was restarted since")),
     }
 }
@@ -69,6 +66,16 @@ fn wait(headers: &HeaderMap, longest: Duration) -> Duration {
     let timeout = headers.get("x-stainless-read-timeout").and_then(|v| v.to_str().ok()?.parse::<f64>().ok());
     let timeout = timeout.and_then(|s| Duration::try_from_secs_f64(s).ok());
     timeout.map_or(longest, |t| t.saturating_sub(MARGIN)).max(SHORTEST_WAIT).min(longest)
+}
+
+/// Waiting for one's turn is nothing unusual; a lack of memory is shown to users as a pause (protocol §10.3).
+fn try_again(id: RequestId, wait: Option<Wait>) -> TryAgainResponse {
+    let paused = wait.is_some_and(|w| w.is_for_capacity());
+    TryAgainResponse {
+        request_id: id.0,
+        queue_state: if paused { QueueState::PausedCapacity } else { QueueState::Active },
+        queue_state_reason: wait.map(|w| w.to_string()),
+    }
 }
 
 fn wants_protobuf(headers: &HeaderMap) -> bool {
@@ -100,6 +107,21 @@ mod tests {
         assert_eq!(wait(Some("5.0")), 1.0);
         assert_eq!(wait(Some("soon")), 30.0);
         assert_eq!(wait(Some("-1")), 30.0);
+    }
+
+    #[test]
+    fn a_poll_that_ends_says_what_is_waited_for() {
+        let again = |wait| {
+            let r = try_again(RequestId("r".into()), wait);
+            (r.queue_state, r.queue_state_reason.unwrap_or_default())
+        };
+        assert_eq!(again(None), (QueueState::Active, String::new()));
+        assert_eq!(
+            again(Some(Wait::Turn { mine: 3, owners: 2 })),
+            (QueueState::Active, "3 requests of yours and 2 tenants ahead".into())
+        );
+        let memory = Wait::Room(crate::engine::load::HeldUp::Memory, 0);
+        assert_eq!(again(Some(memory)), (QueueState::PausedCapacity, "waits for key/value memory".into()));
     }
 
     #[test]

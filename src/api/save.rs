@@ -2,7 +2,9 @@
 
 use axum::extract::State;
 use chrono::Utc;
-use tinderbox_client::types::weights::{SaveWeightsExternalRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest};
+use tinderbox_client::types::weights::{
+    SamplingClientKind, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest,
+};
 
 use crate::command::{RunCommand, Save};
 use crate::error::Error;
@@ -50,7 +52,8 @@ pub async fn save_weights(
     n.issue(&app, meaning, RunCommand::Save(save), Completion::Save { row, ttl, overwrite: r.overwrite })
 }
 
-/// A named sampler checkpoint, which replaces one of the same name, or an ephemeral sampler over a snapshot.
+/// A named sampler checkpoint, which replaces one of the same name, or an ephemeral sampler: over a snapshot, or one that
+/// moves with the run's later in-flight saves.
 pub async fn save_weights_for_sampler(
     State(app): State<App>,
     Owner(owner): Owner,
@@ -67,7 +70,7 @@ pub async fn save_weights_for_sampler(
             let save = Save::Sampler { dir: row.dir.clone() };
             n.issue(&app, meaning, RunCommand::Save(save), Completion::Save { row, ttl, overwrite: true })
         }
-        (None, Some(slot)) => snapshot(&app, n, slot).await,
+        (None, Some(slot)) => ephemeral(&app, n, slot, r.kind).await,
         _ => {
             let both = Error::user("exactly one of path and sampling_session_seq_id must be given");
             Err(n.checked(&app, Err::<Promise, _>(both)).expect_err("it was an error").into())
@@ -76,8 +79,8 @@ pub async fn save_weights_for_sampler(
 }
 
 /// A retry of this request takes a new sampler number, so the number is no part of what the request means.
-async fn snapshot(app: &App, n: Numbered, slot: u64) -> ApiResult<Promise> {
-    let meaning = meaning::of_request("snapshot", &());
+async fn ephemeral(app: &App, n: Numbered, slot: u64, kind: SamplingClientKind) -> ApiResult<Promise> {
+    let meaning = meaning::of_request("snapshot", &kind);
     if let Some(promise) = n.repeated(app, meaning)? {
         return Ok(promise);
     }
@@ -98,7 +101,11 @@ async fn snapshot(app: &App, n: Numbered, slot: u64) -> ApiResult<Promise> {
         source: SamplerSource::Snapshot(run.id.clone()),
         created_at: Utc::now(),
     };
-    n.issue(app, meaning, RunCommand::Save(Save::Snapshot { sampler: id }), Completion::Snapshot(row))
+    let save = match kind {
+        SamplingClientKind::Snapshot => Save::Snapshot { sampler: id },
+        SamplingClientKind::Inflight => Save::Inflight { sampler: id },
+    };
+    n.issue(app, meaning, RunCommand::Save(save), Completion::Snapshot(row))
 }
 
 /// An export for download, replacing one of the same name.

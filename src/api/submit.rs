@@ -74,7 +74,7 @@ impl Numbered {
         let key = self.key();
         let Self { owner, run, seq, mut permit } = self;
         let model = run.row.id.clone();
-        let command = Command::Run { model: model.clone(), seq, command };
+        let command = Command::Run { owner: owner.clone(), model: model.clone(), seq, command };
         permit.grow(size_bytes(&command))?;
         let id = RequestId::random();
         let request = Request { id, owner, key, meaning, command, completion, permit: Some(permit) };

@@ -96,7 +96,7 @@ pub async fn unload_model(
     let run = app.run(&owner, &ModelId(r.model_id)).await?;
     let model = run.row.id.clone();
     trace::on_run(&model, None);
-    let command = Command::Run { model: model.clone(), seq: NOW, command: RunCommand::Unload };
+    let command = Command::Run { owner: owner.clone(), model: model.clone(), seq: NOW, command: RunCommand::Unload };
     let key = Key::Unload { model: model.clone() };
     let completion = Completion::Unload { model: model.clone() };
     let request = Request { id: RequestId::random(), owner, key, meaning: 0, command, completion, permit: None };

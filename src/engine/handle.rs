@@ -1,12 +1,15 @@
 //! The engine's door: submit commands from any thread, get each outcome through its reply.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use crate::command::{Command, Outcome, TokenEvent};
+use crate::engine::load::{Board, Done, Load};
 use crate::error::{Error, Result};
-use crate::ids::{ModelId, RequestId, SessionId};
+use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
 
 /// A number that means "at once, whatever waits": how the end of a session unloads its runs.
 pub const NOW: u64 = u64::MAX;
@@ -23,6 +26,8 @@ pub type Stopped = Box<dyn FnOnce() + Send>;
 /// A command on its way to the engine.
 pub struct Submission {
     pub command: Command,
+    /// Counts submissions: by it a sample is found in [`Load`].
+    pub ticket: u64,
     pub reply: Reply,
     /// Only samples have any.
     pub events: Option<Events>,
@@ -40,6 +45,8 @@ pub enum Message {
     Cancel(RequestId),
     /// Drop the session's sample requests and its samplers' snapshots. Its runs are unloaded one by one.
     EndSession(SessionId),
+    /// Weights of the owners' shares; who is not named has 1.
+    Weights(HashMap<OwnerId, f64>),
     /// Finish what runs, write what is being saved, fail what waits, end the thread.
     Shutdown(Stopped),
 }
@@ -63,11 +70,33 @@ pub struct ModelInfo {
 pub struct Handle {
     tx: Sender<Message>,
     models: Arc<Vec<ModelInfo>>,
+    tickets: Arc<AtomicU64>,
+    board: Board,
 }
 
 impl Handle {
     pub fn new(tx: Sender<Message>, models: Vec<ModelInfo>) -> Self {
-        Self { tx, models: Arc::new(models) }
+        Self { tx, models: Arc::new(models), tickets: Arc::default(), board: Board::default() }
+    }
+
+    /// Where the engine's thread leaves its picture of the queues.
+    pub fn board(&self) -> Board {
+        self.board.clone()
+    }
+
+    /// What waited and ran a moment ago, by owner and by run, and why.
+    pub fn load(&self) -> Arc<Load> {
+        self.board.current()
+    }
+
+    /// Pieces of work begun so far.
+    pub fn done(&self) -> Done {
+        self.board.counters.read()
+    }
+
+    /// Replaces the weights of the owners' shares of the device; who is not named has 1.
+    pub fn set_weights(&self, weights: HashMap<OwnerId, f64>) {
+        let _ = self.tx.send(Message::Weights(weights));
     }
 
     /// The served base models, in the order of the command line.
@@ -79,22 +108,26 @@ impl Handle {
         self.models.iter().find(|m| m.name == name)
     }
 
-    /// Never blocks. When the engine is gone the reply is called at once with a server error.
-    pub fn submit(&self, command: Command, reply: Reply) {
-        self.send(Submission { command, reply, events: None });
+    /// Never blocks. When the engine is gone the reply is called at once with a server error. → the request's ticket, by
+    /// which [`Load::of_sample`] finds it.
+    pub fn submit(&self, command: Command, reply: Reply) -> u64 {
+        self.send(command, reply, None)
     }
 
     /// As [`Self::submit`], and each token of a sample is told as it is drawn.
-    pub fn stream(&self, command: Command, reply: Reply, events: Events) {
-        self.send(Submission { command, reply, events: Some(events) });
+    pub fn stream(&self, command: Command, reply: Reply, events: Events) -> u64 {
+        self.send(command, reply, Some(events))
     }
 
-    fn send(&self, submission: Submission) {
+    fn send(&self, command: Command, reply: Reply, events: Option<Events>) -> u64 {
+        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+        let submission = Submission { command, ticket, reply, events };
         if let Err(e) = self.tx.send(Message::Submit(Box::new(submission)))
             && let Message::Submit(s) = e.0
         {
             (s.reply)(Err(Error::server("the engine has stopped")));
         }
+        ticket
     }
 
     pub fn skip(&self, model: ModelId, seq: u64) {

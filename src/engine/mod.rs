@@ -1,10 +1,16 @@
 //! The engine: one thread that owns every tensor. It never awaits, and sees neither HTTP nor SQL.
 
+mod decode;
 pub mod handle;
+mod inbox;
+mod job;
+pub mod load;
 mod memory;
 mod models;
 mod prefill;
 mod prompt;
+mod prompts;
+mod room;
 mod run;
 mod sample;
 mod sequence;
@@ -38,7 +44,8 @@ pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, 
     let models = models::Models::load(sources, device, dtype, limits.snapshot_bytes, data_dir.join("snapshots"))?;
     let infos = models.infos(sources);
     let (tx, rx) = mpsc::channel();
-    let engine = run::Engine::new(models, rx, limits);
+    let handle = Handle::new(tx, infos);
+    let engine = run::Engine::new(models, rx, handle.board(), limits);
     tracing::info!(data = %data_dir.display(), dtype = ?wanted.dtype, "{}", engine.describe());
     // On a worker of a pool of its own: kernels split their work with the other workers without waking a sleeping
     // thread. The pool lives as long as what was spawned on it.
@@ -48,5 +55,5 @@ pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, 
         .build();
     let pool = pool.map_err(|e| Error::server(format!("the engine's threads do not start: {e}")))?;
     pool.spawn(move || engine.run());
-    Ok(Handle::new(tx, infos))
+    Ok(handle)
 }

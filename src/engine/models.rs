@@ -115,6 +115,15 @@ impl Run {
     }
 }
 
+/// A run that is yet to be created.
+#[derive(Clone)]
+pub struct Plan {
+    pub base: Arc<Base>,
+    base_name: String,
+    kind: RunKind,
+    pub lane: u64,
+}
+
 /// Everything resident.
 pub struct Models {
     pub device: Device,
@@ -192,9 +201,16 @@ impl Models {
         self.bases.get(name).cloned().ok_or_else(|| not_served(name))
     }
 
-    /// A new run, from its configuration or from a checkpoint.
-    pub fn create(&mut self, model: &ModelId, base_name: &str, kind: RunKind, restore: Option<&Restore>) -> Result<()> {
+    /// Decides what passes of a run to be will go over, so that its requests can be queued before it is created.
+    pub fn plan(&self, base_name: &str, kind: RunKind) -> Result<Plan> {
         let base = self.base(base_name)?;
+        let lane = if kind == RunKind::Full { self.lanes.fresh() } else { base.lane };
+        Ok(Plan { base, base_name: base_name.into(), kind, lane })
+    }
+
+    /// A new run, from its configuration or from a checkpoint.
+    pub fn create(&mut self, model: &ModelId, plan: Plan, restore: Option<&Restore>) -> Result<()> {
+        let Plan { base, base_name, kind, lane } = plan;
         let values = memory::trained_values(base.config(), kind);
         let admitted = self.runs.values().map(|r| memory::run_bytes(r.trained.num_elements())).sum();
         memory::admit_run(values, admitted, self.run_bytes)?;
@@ -202,12 +218,7 @@ impl Models {
             RunKind::Lora(config) => Trained::Lora(Adapter::init(config, base.config(), &self.device)),
             RunKind::Full => Trained::Full(base.weights.trainable()),
         };
-        let lane = match trained {
-            Trained::Lora(_) => base.lane,
-            Trained::Full(_) => self.lanes.fresh(),
-        };
         let grads = Grads::new(trained.mats().len());
-        let base_name = base_name.to_string();
         let mut run = Run { base, base_name, lane, trained, grads, moments: Moments::default() };
         if let Some(restore) = restore {
             self.restore(&mut run, restore)?;
@@ -252,11 +263,18 @@ impl Models {
         self.runs.remove(model).is_some()
     }
 
-    /// Keeps a run's weights as they are now under a sampler's id. Costs nothing until the run's next step.
-    pub fn snapshot(&mut self, model: &ModelId, sampler: &SamplerId) -> Result<()> {
+    /// Keeps a run's weights as they are now, at save number `seq`, under a sampler's id. Costs nothing until the run's
+    /// next step.
+    pub fn snapshot(&mut self, model: &ModelId, sampler: &SamplerId, seq: u64) -> Result<()> {
         let run = self.runs.get(model).ok_or_else(|| lost(model))?;
-        self.sources.keep(sampler, run.base.clone(), &run.base_name, run.trained.clone());
+        self.sources.keep(sampler, run, seq);
         Ok(())
+    }
+
+    /// Makes them those of all in-flight samplers of the run, `sampler` among them.
+    pub fn publish(&mut self, model: &ModelId, sampler: &SamplerId, seq: u64) -> Result<Arc<Source>> {
+        let run = self.runs.get(model).ok_or_else(|| lost(model))?;
+        Ok(self.sources.publish(sampler, model, run, seq))
     }
 
     /// Forgets the snapshots of a session's samplers.

@@ -5,15 +5,17 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::command::{SampleOutput, SampleRequest, TopK};
+use crate::engine::models::Models;
+use crate::engine::prefill::context;
 use crate::engine::sources::Source;
 use crate::error::Result;
 use crate::kernels::{Mat, download};
 use crate::model::batch::{Batch, Group};
-use crate::model::layer::Context;
 use crate::sampling::{self, Tempered};
 
-/// Logits held at a time, in values.
-const CHUNK_VALUES: usize = 1 << 24;
+/// Logits held at a time, in values, and positions answered at a time: others get their turn in between.
+const PIECE_VALUES: usize = 1 << 24;
+const PIECE_ROWS: usize = 32;
 
 /// What one prompt position says of the token behind it.
 #[derive(Default)]
@@ -24,31 +26,53 @@ struct Row {
     alternatives: TopK,
 }
 
-/// The answers for the prompt at `rows` of the hidden states h.
-pub fn outputs(
-    context: &Context,
-    request: &SampleRequest,
-    source: &Source,
-    h: &Mat,
-    rows: Range<usize>,
-) -> Result<SampleOutput> {
-    let n = request.prompt.len();
-    let wanted = wanted_from(request);
-    let mut answers: Vec<Row> = Vec::with_capacity(n);
-    answers.resize_with(wanted, Row::default);
-    let vocab = source.base.config().vocab_size;
-    let mut at = wanted;
-    // Position i speaks of token i + 1; nothing follows the last one.
-    while at + 1 < n {
-        let end = (at + (CHUNK_VALUES / vocab).max(1)).min(n - 1);
-        let chunk = rows.start + at..rows.start + end;
-        let logits = download(logits(context, source, h, &chunk));
-        let part: Result<Vec<Row>> =
-            logits.par_chunks(vocab).enumerate().map(|(i, row)| answer(request, at + i, row)).collect();
-        answers.extend(part?);
-        at = end;
+/// What is known of a prompt so far, position by position.
+pub struct Answers {
+    rows: Vec<Row>,
+    /// First position anything was asked of.
+    wanted: usize,
+}
+
+impl Answers {
+    pub fn new(request: &SampleRequest) -> Self {
+        let wanted = wanted_from(request);
+        let mut rows = Vec::with_capacity(request.prompt.len());
+        rows.resize_with(wanted, Row::default);
+        Self { rows, wanted }
     }
-    Ok(collect(request, answers, wanted))
+
+    /// Those of the positions that still have to be answered. Position i speaks of token i + 1; nothing follows the last.
+    pub fn open(&self, request: &SampleRequest, positions: &Range<usize>) -> Option<Range<usize>> {
+        let open = self.rows.len().max(positions.start)..positions.end.min(request.prompt.len() - 1);
+        (!open.is_empty()).then_some(open)
+    }
+
+    /// Answers the first few of the positions `open`, from the hidden states h (T, D) of `h_from` and following.
+    pub fn answer(
+        &mut self,
+        models: &Models,
+        request: &SampleRequest,
+        source: &Source,
+        h: &Mat,
+        h_from: usize,
+        open: Range<usize>,
+    ) -> Result<()> {
+        let vocab = source.base.config().vocab_size;
+        let rows = open.len().min((PIECE_VALUES / vocab).clamp(1, PIECE_ROWS));
+        let group = Group { rows: 0..rows, adapter: source.adapter(), seqs: Vec::new() };
+        let batch = Batch { tokens: Vec::new(), positions: Vec::new(), groups: vec![group] };
+        let h = h.clone().narrow(0, open.start - h_from, rows);
+        let logits = download(context(models, source, &batch).logits(&h));
+        let part: Result<Vec<Row>> =
+            logits.par_chunks(vocab).enumerate().map(|(i, row)| answer(request, open.start + i, row)).collect();
+        self.rows.extend(part?);
+        Ok(())
+    }
+
+    /// All answers in the order of the prompt; sequences are still missing.
+    pub fn into_output(self, request: &SampleRequest) -> SampleOutput {
+        collect(request, self.rows, self.wanted)
+    }
 }
 
 /// First position whose logits are needed.
@@ -62,13 +86,6 @@ fn wanted_from(request: &SampleRequest) -> usize {
     let from_last_n = last_n.map_or(n, |k| n.saturating_sub(k + 1));
     let targets = request.prompt_targets.iter().flatten().position(|row| row.iter().any(Option::is_some));
     from_last_n.min(targets.unwrap_or(n))
-}
-
-fn logits(context: &Context, source: &Source, h: &Mat, rows: &Range<usize>) -> Mat {
-    let group = Group { rows: 0..rows.len(), adapter: source.adapter(), seqs: Vec::new() };
-    let batch = Batch { tokens: Vec::new(), positions: Vec::new(), groups: vec![group] };
-    let here = Context { batch: &batch, ..*context };
-    here.logits(&h.clone().narrow(0, rows.start, rows.len()))
 }
 
 fn answer(request: &SampleRequest, position: usize, logits: &[f32]) -> Result<Row> {

@@ -1,23 +1,26 @@
-//! The engine's thread: takes messages, asks the scheduler what is next, does it, answers.
+//! The engine's thread: takes messages, gives each owner its share of the device, answers.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::command::{Command, Datum, Outcome, RunCommand, Save};
+use crate::command::{Outcome, RunCommand, Save};
 use crate::config::limits::Limits;
-use crate::engine::handle::{Message, NOW, Reply, Stopped, Submission};
+use crate::engine::handle::{Message, Reply};
+use crate::engine::inbox::Inbox;
+use crate::engine::load::Board;
 use crate::engine::memory::{self, Budgets};
-use crate::engine::models::{Models, Run, lost};
-use crate::engine::sample::{Sampler, SamplerLimits};
-use crate::engine::train::{self, Request, Requests};
+use crate::engine::models::{Models, lost};
+use crate::engine::sample::{Parts, Sampler, SamplerLimits};
+use crate::engine::train;
 use crate::engine::weights;
-use crate::error::{Error, Result};
-use crate::ids::ModelId;
+use crate::error::Error;
+use crate::ids::{ModelId, OwnerId};
 use crate::model::decoder::Budget;
-use crate::scheduler::{Job, Lane, Scheduler, Work};
+use crate::scheduler::{Pass, Scheduler, Shares, Use, Work};
 
 /// How long a run waits for a number that never came before it goes on without it (protocol §11.2).
 const GAP_LIMIT: Duration = Duration::from_secs(600);
@@ -25,19 +28,8 @@ const GAP_LIMIT: Duration = Duration::from_secs(600);
 const WRITERS: usize = 2;
 /// How often gaps are looked at.
 const GAP_CHECK: Duration = Duration::from_secs(5);
-
-/// Messages, and what has been made of them.
-struct Inbox {
-    rx: Receiver<Message>,
-    scheduler: Scheduler,
-    requests: Requests,
-    /// Commands that are barriers of their run, by run and number.
-    barriers: HashMap<(ModelId, u64), (RunCommand, Reply)>,
-    /// Values of activations a training pass may keep.
-    activations: usize,
-    /// Called when everything has ended; set once the engine is told to stop.
-    stopped: Option<Stopped>,
-}
+/// How often writers are looked at when nothing but a save waits.
+const WRITER_CHECK: Duration = Duration::from_millis(5);
 
 pub struct Engine {
     models: Models,
@@ -51,24 +43,29 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(mut models: Models, rx: Receiver<Message>, limits: &Limits) -> Self {
+    pub fn new(mut models: Models, rx: Receiver<Message>, board: Board, limits: &Limits) -> Self {
         let budgets = Budgets::new(limits, memory::available());
         models.run_bytes = budgets.runs;
         let values = |bytes: u64| (bytes / 4) as usize;
         let activations = values(budgets.activations);
         let budget = Budget { activations, logits: values(budgets.logits) };
-        let sampler = Sampler::new(SamplerLimits {
+        let sampler = SamplerLimits {
             sequences: limits.decode_sequences,
-            prompt_tokens: limits.pass_tokens,
             kv_values: values(budgets.kv_cache),
-        });
+        };
+        let sampler = Sampler::new(sampler, board.counters.clone());
         let inbox = Inbox {
             rx,
             scheduler: Scheduler::new(limits.pass_tokens),
+            shares: Shares::default(),
             requests: HashMap::new(),
             barriers: HashMap::new(),
+            plans: HashMap::new(),
             activations,
             stopped: None,
+            board,
+            published: Instant::now(),
+            writers_busy: false,
         };
         let last_gap_check = Instant::now();
         Self { models, inbox, sampler, budget, gaps: HashMap::new(), last_gap_check, writers: Vec::new() }
@@ -88,55 +85,107 @@ impl Engine {
     /// Runs until told to stop, or until every handle is gone.
     pub fn run(mut self) {
         while self.inbox.stopped.is_none() {
-            if self.inbox.scheduler.is_idle() && self.sampler.is_idle() {
-                match self.inbox.rx.recv_timeout(GAP_CHECK) {
+            if self.next_trainer().is_none() && self.sampler.is_idle() {
+                self.inbox.publish(&self.sampler, true);
+                let wait = if self.inbox.scheduler.saves_wait() { WRITER_CHECK } else { GAP_CHECK };
+                match self.inbox.rx.recv_timeout(wait) {
                     Ok(m) => self.inbox.take(m, &mut self.models, &mut self.sampler),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
             }
             self.inbox.drain(&mut self.models, &mut self.sampler);
+            self.inbox.publish(&self.sampler, false);
             self.close_gaps();
-            if let Some(work) = self.inbox.scheduler.next_work() {
-                self.perform(work);
-            }
-            if !self.sampler.is_idle() {
-                self.sampler.step(&mut self.models);
-            }
+            self.serve_next();
         }
         self.stop();
     }
 
-    fn perform(&mut self, work: Work) {
-        match work {
-            Work::Barrier { model, seq } => {
-                let Some((command, reply)) = self.inbox.barriers.remove(&(model.clone(), seq)) else { return };
-                // The reply goes down with the panic, which fails its promise.
-                if catch_unwind(AssertUnwindSafe(|| self.barrier(&model, seq, command, reply))).is_err() {
-                    tracing::error!(run = %model, seq_id = seq, "a request panicked; its run is ended");
-                    self.unload(&model);
-                }
+    /// The owner whose training work is next.
+    fn next_trainer(&mut self) -> Option<OwnerId> {
+        self.writers.retain(|w| !w.is_finished());
+        self.inbox.writers_busy = self.writers.len() >= WRITERS;
+        let Inbox { scheduler, shares, writers_busy, .. } = &self.inbox;
+        scheduler.next_owner(shares, !writers_busy).cloned()
+    }
+
+    /// One piece of work for the owner who used least.
+    fn serve_next(&mut self) {
+        let trainer = self.next_trainer();
+        if let Some(s) = self.sampler.next_owner(&self.inbox.shares)
+            && trainer.as_ref().is_none_or(|t| self.inbox.shares.sampling_first(&s, std::slice::from_ref(t)))
+        {
+            return sample_step(&mut self.inbox, &mut self.sampler, &mut self.models, &s);
+        }
+        let Some(trainer) = trainer else { return };
+        self.inbox.shares.serve(&trainer);
+        let may_save = !self.inbox.writers_busy;
+        match self.inbox.scheduler.next_work(&self.inbox.shares, may_save) {
+            Some(Work::Barrier { model, seq }) => {
+                let start = Instant::now();
+                self.inbox.board.counters.barrier();
+                self.perform(&model, seq);
+                self.inbox.shares.charge(Use::Training, &[(trainer, 1)], start.elapsed().as_secs_f64());
             }
-            Work::Pass(pass) => {
-                let mut requests = std::mem::take(&mut self.inbox.requests);
-                let (inbox, sampler) = (&mut self.inbox, &mut self.sampler);
-                let mut last = Instant::now();
-                let mut breathe = |models: &mut Models| {
-                    inbox.drain(models, sampler);
-                    // As long for sampling as the layer took, so that both get half of the device.
-                    let (share, start) = (last.elapsed(), Instant::now());
-                    while !sampler.is_idle() && start.elapsed() < share {
-                        sampler.step(models);
-                    }
-                    last = Instant::now();
-                };
-                train::run_pass(&mut self.models, &mut requests, pass, self.budget, &mut breathe);
-                // What arrived meanwhile went into the empty map.
-                requests.extend(self.inbox.requests.drain());
-                self.inbox.requests = requests;
-                self.inbox.fail_orphans();
+            Some(Work::Pass(pass)) => self.pass(pass),
+            None => {}
+        }
+    }
+
+    fn perform(&mut self, model: &ModelId, seq: u64) {
+        let Some((command, reply)) = self.inbox.barriers.remove(&(model.clone(), seq)) else { return };
+        // The reply goes down with the panic, which fails its promise.
+        if catch_unwind(AssertUnwindSafe(|| self.barrier(model, seq, command, reply))).is_err() {
+            tracing::error!(run = %model, seq_id = seq, "a request panicked; its run is ended");
+            self.unload(model);
+        }
+    }
+
+    /// A training pass. Between its layers new messages are taken in, and owners who used less than those of the pass
+    /// sample; unless somebody who used even less waits for the pass to end.
+    fn pass(&mut self, pass: Pass) {
+        let parts = self.parts(&pass);
+        let owners: Vec<OwnerId> = parts.iter().map(|(o, _)| o.clone()).collect();
+        let may_save = !self.inbox.writers_busy;
+        let mut requests = std::mem::take(&mut self.inbox.requests);
+        let (inbox, sampler) = (&mut self.inbox, &mut self.sampler);
+        inbox.board.counters.pass();
+        let last = Cell::new(Instant::now());
+        let mut breathe = |models: &mut Models| {
+            inbox.shares.charge(Use::Training, &parts, last.get().elapsed().as_secs_f64());
+            loop {
+                inbox.drain(models, sampler);
+                inbox.publish(sampler, false);
+                let Some(s) = sampler.next_owner(&inbox.shares) else { break };
+                let mut trainers = owners.clone();
+                trainers.extend(inbox.scheduler.next_owner(&inbox.shares, may_save).cloned());
+                if !inbox.shares.sampling_first(&s, &trainers) {
+                    break;
+                }
+                sample_step(inbox, sampler, models, &s);
+            }
+            last.set(Instant::now());
+        };
+        train::run_pass(&mut self.models, &mut requests, pass, self.budget, &mut breathe);
+        // What arrived meanwhile went into the empty map.
+        requests.extend(self.inbox.requests.drain());
+        self.inbox.requests = requests;
+        self.inbox.fail_orphans();
+        self.inbox.shares.charge(Use::Training, &parts, last.get().elapsed().as_secs_f64());
+    }
+
+    /// Tokens of a pass by owner.
+    fn parts(&self, pass: &Pass) -> Parts {
+        let mut tokens: HashMap<OwnerId, usize> = HashMap::new();
+        for item in &pass.items {
+            let request = self.inbox.requests.get(&(item.model.clone(), item.seq));
+            if let (Some(owner), Some(r)) = (self.inbox.scheduler.owner(&item.model), request) {
+                let n: usize = r.data[item.datums.clone()].iter().map(|d| d.tokens.len()).sum();
+                *tokens.entry(owner.clone()).or_default() += n;
             }
         }
+        tokens.into_iter().collect()
     }
 
     fn barrier(&mut self, model: &ModelId, seq: u64, command: RunCommand, reply: Reply) {
@@ -147,17 +196,27 @@ impl Engine {
                 None => Err(lost(model)),
             },
             RunCommand::Save(Save::Snapshot { sampler }) => {
-                self.models.snapshot(model, &sampler).map(|()| Outcome::Saved { size_bytes: 0 })
+                self.models.snapshot(model, &sampler, seq).map(|()| Outcome::Saved { size_bytes: 0 })
             }
+            RunCommand::Save(Save::Inflight { sampler }) => self.models.publish(model, &sampler, seq).map(|source| {
+                self.sampler.move_to(&source);
+                Outcome::Saved { size_bytes: 0 }
+            }),
             RunCommand::Save(save) => return self.save(model, &save, reply),
             RunCommand::Load(restore) => self.models.load_into(model, &restore).map(|()| Outcome::Loaded),
             RunCommand::Unload => {
                 self.unload(model);
                 Ok(Outcome::Unloaded)
             }
-            RunCommand::Create { .. } | RunCommand::ForwardBackward { .. } => {
-                Err(Error::server("not a barrier of a run"))
+            RunCommand::Create { restore, .. } => {
+                let plan = self.inbox.plans.remove(model).ok_or_else(|| lost(model));
+                let created = plan.and_then(|plan| self.models.create(model, plan, restore.as_ref()));
+                if created.is_err() {
+                    self.inbox.forget(model);
+                }
+                created.map(|()| Outcome::Created)
             }
+            RunCommand::ForwardBackward { .. } => Err(Error::server("not a barrier of a run")),
         };
         if let Err(e) = &result {
             tracing::info!(run = %model, seq_id = seq, error = %e, "request failed");
@@ -169,11 +228,7 @@ impl Engine {
     fn save(&mut self, model: &ModelId, save: &Save, reply: Reply) {
         let Some(run) = self.models.run(model) else { return reply(Err(lost(model))) };
         let write = weights::begin_save(run, save);
-        self.writers.retain(|w| !w.is_finished());
-        // Each holds a copy of a run in memory until it is written.
-        if self.writers.len() >= WRITERS {
-            let _ = self.writers.remove(0).join();
-        }
+        // Each holds a copy of a run in memory until it is written; the scheduler waits until one is free.
         self.writers.push(std::thread::spawn(move || {
             reply(write().map(|size_bytes| Outcome::Saved { size_bytes }));
         }));
@@ -214,133 +269,13 @@ impl Engine {
     }
 }
 
-impl Inbox {
-    /// Takes what has arrived, without waiting.
-    fn drain(&mut self, models: &mut Models, sampler: &mut Sampler) {
-        while let Ok(m) = self.rx.try_recv() {
-            self.take(m, models, sampler);
-        }
+/// One step of sampling, charged to those who had a part in it.
+fn sample_step(inbox: &mut Inbox, sampler: &mut Sampler, models: &mut Models, lead: &OwnerId) {
+    inbox.shares.serve(lead);
+    let start = Instant::now();
+    let mut parts = sampler.step(models, &inbox.shares, lead);
+    if parts.is_empty() {
+        parts.push((lead.clone(), 1));
     }
-
-    /// A panic here ends the one request: its reply goes down with it, which fails its promise.
-    fn take(&mut self, message: Message, models: &mut Models, sampler: &mut Sampler) {
-        if catch_unwind(AssertUnwindSafe(|| self.accept(message, models, sampler))).is_err() {
-            tracing::error!("a request panicked when it was taken in");
-        }
-    }
-
-    fn accept(&mut self, message: Message, models: &mut Models, sampler: &mut Sampler) {
-        match message {
-            Message::Shutdown(stopped) => self.stopped = Some(stopped),
-            Message::Skip { model, seq } => self.scheduler.skip(&model, seq),
-            Message::Cancel(promise) => {
-                sampler.cancel(&Error::user("the request was cancelled"), |o| o.promise == promise)
-            }
-            Message::EndSession(session) => {
-                sampler.cancel(&Error::user("its session has ended"), |o| o.session == session);
-                models.drop_snapshots(&session);
-            }
-            Message::Submit(submission) => match *submission {
-                Submission { command: Command::Sample { origin, request }, reply, events } => {
-                    sampler.submit(models, origin, request, reply, events);
-                }
-                Submission { command: Command::Run { model, seq, command }, reply, .. } => {
-                    self.run_command(model, seq, command, reply, models);
-                }
-            },
-        }
-    }
-
-    fn run_command(&mut self, model: ModelId, seq: u64, command: RunCommand, reply: Reply, models: &mut Models) {
-        if let RunCommand::Create { base, kind, restore } = &command {
-            let created = if self.scheduler.is_open(&model) {
-                Err(Error::user(format!("run {model} exists already")))
-            } else {
-                models.create(&model, base, *kind, restore.as_ref())
-            };
-            if created.is_ok() {
-                self.scheduler.open(model, 1);
-            }
-            return reply(created.map(|()| Outcome::Created));
-        }
-        if seq == NOW {
-            models.unload(&model);
-            self.forget(&model);
-            return reply(Ok(Outcome::Unloaded));
-        }
-        if let Err(e) = self.queue(&model, seq, &command, models) {
-            self.scheduler.skip(&model, seq);
-            return reply(Err(e));
-        }
-        let key = (model, seq);
-        match command {
-            RunCommand::ForwardBackward { data, loss, forward_only } => {
-                self.requests.insert(key, Request::new(data, loss, forward_only, reply));
-            }
-            command => {
-                self.barriers.insert(key, (command, reply));
-            }
-        }
-    }
-
-    fn queue(&mut self, model: &ModelId, seq: u64, command: &RunCommand, models: &Models) -> Result<()> {
-        let run = models.run(model).ok_or_else(|| lost(model))?;
-        let job = match command {
-            RunCommand::ForwardBackward { data, forward_only, .. } => {
-                self.admit(data, run, *forward_only)?;
-                Job::Data {
-                    lane: Lane { weights: run.lane, forward_only: *forward_only },
-                    tokens: data.iter().map(|d| d.tokens.len()).collect(),
-                }
-            }
-            _ => Job::Barrier,
-        };
-        if self.scheduler.push(model, seq, job) {
-            return Ok(());
-        }
-        Err(Error::user(format!("seq_id {seq} of run {model} was used already, or lies too far ahead of the last one")))
-    }
-
-    /// Refuses a datum that memory could not hold in a training pass.
-    fn admit(&self, data: &[Datum], run: &Run, forward_only: bool) -> Result<()> {
-        let longest = memory::longest_datum(run.base.config(), self.activations);
-        match data.iter().position(|d| d.tokens.len() > longest) {
-            Some(i) if !forward_only => Err(Error::user(format!(
-                "datum {i}: {} tokens are more than this server's memory can train on at once; at most {longest}",
-                data[i].tokens.len()
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    /// Fails what waits of a run that ended.
-    fn forget(&mut self, model: &ModelId) {
-        for seq in self.scheduler.close(model) {
-            let key = (model.clone(), seq);
-            if let Some(r) = self.requests.remove(&key) {
-                (r.reply)(Err(lost(model)));
-            }
-            if let Some((_, reply)) = self.barriers.remove(&key) {
-                reply(Err(lost(model)));
-            }
-        }
-    }
-
-    /// Fails requests whose run ended while a pass worked on them.
-    fn fail_orphans(&mut self) {
-        let scheduler = &self.scheduler;
-        for ((model, _), r) in self.requests.extract_if(|(model, _), _| !scheduler.is_open(model)) {
-            (r.reply)(Err(lost(&model)));
-        }
-    }
-
-    fn fail_all(&mut self, error: &Error) {
-        self.requests.drain().for_each(|(_, r)| (r.reply)(Err(error.clone())));
-        self.barriers.drain().for_each(|(_, (_, reply))| reply(Err(error.clone())));
-        while let Ok(m) = self.rx.try_recv() {
-            if let Message::Submit(s) = m {
-                (s.reply)(Err(error.clone()));
-            }
-        }
-    }
+    inbox.shares.charge(Use::Sampling, &parts, start.elapsed().as_secs_f64());
 }

@@ -56,8 +56,9 @@ impl Active {
         }
     }
 
-    /// Adds a token; true when the sequence ends with it.
-    pub fn push(&mut self, request: &SampleRequest, drawn: Drawn) -> bool {
+    /// Adds a token drawn from weights of this version; true when the sequence ends with it.
+    pub fn push(&mut self, request: &SampleRequest, drawn: Drawn, version: u64) -> bool {
+        self.sequence.weight_versions.push(version);
         self.sequence.tokens.push(drawn.token);
         self.sequence.logprobs.push(drawn.logprob);
         if let (Some(rows), Some(row)) = (&mut self.sequence.topk, drawn.topk) {

@@ -1,4 +1,4 @@
-//! The weights that samplers read: base models, snapshots of runs, saved checkpoints; in memory while there is room.
+//! The weights that samplers read: base models, snapshots of runs, in-flight weights, saved checkpoints.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use burn::tensor::Device;
 
 use crate::checkpoint;
 use crate::command::SampleSource;
-use crate::engine::models::{Base, Trained};
+use crate::engine::models::{Base, Run, Trained};
 use crate::engine::weights;
 use crate::error::{Error, Result};
-use crate::ids::{SamplerId, SessionId};
+use crate::ids::{ModelId, SamplerId, SessionId};
 use crate::model::weights::{Adapter, BaseWeights};
 
 /// Numbers for weights that no pass may mix with others.
@@ -36,6 +36,10 @@ pub struct Source {
     /// Sequences with the same lane decode together.
     pub lane: u64,
     pub trained: Option<Trained>,
+    /// The `seq_id` of the save that made them; 0 for base models and checkpoints.
+    pub version: u64,
+    /// The run whose in-flight samplers read them: a later save puts others in their place.
+    pub inflight_of: Option<ModelId>,
 }
 
 impl Source {
@@ -68,12 +72,16 @@ struct Snapshot {
     held: Held,
     base: Arc<Base>,
     base_name: String,
+    version: u64,
     used: u64,
 }
 
 /// Snapshots by sampler, and checkpoints by directory.
 pub struct Sources {
     snapshots: HashMap<SamplerId, Snapshot>,
+    /// In-flight samplers, and the weights that all those of one run read. One copy for each run, never sent to disk.
+    followers: HashMap<SamplerId, ModelId>,
+    inflight: HashMap<ModelId, Arc<Source>>,
     checkpoints: HashMap<PathBuf, (Arc<Source>, u64)>,
     /// Counts uses, to find what was used longest ago.
     uses: u64,
@@ -87,24 +95,46 @@ impl Sources {
     pub fn new(budget_bytes: u64, spill_dir: PathBuf, lanes: Lanes) -> Self {
         // What is left there belongs to samplers of a process that is gone.
         let _ = std::fs::remove_dir_all(&spill_dir);
-        Self { snapshots: HashMap::new(), checkpoints: HashMap::new(), uses: 0, budget_bytes, spill_dir, lanes }
+        Self {
+            snapshots: HashMap::new(),
+            followers: HashMap::new(),
+            inflight: HashMap::new(),
+            checkpoints: HashMap::new(),
+            uses: 0,
+            budget_bytes,
+            spill_dir,
+            lanes,
+        }
     }
 
-    fn source(&self, base: Arc<Base>, trained: Option<Trained>) -> Arc<Source> {
+    fn source(&self, base: Arc<Base>, trained: Option<Trained>, version: u64) -> Arc<Source> {
         let lane = if matches!(trained, Some(Trained::Full(_))) { self.lanes.fresh() } else { base.lane };
-        Arc::new(Source { base, lane, trained })
+        Arc::new(Source { base, lane, trained, version, inflight_of: None })
     }
 
-    /// Keeps weights under a sampler's id.
-    pub fn keep(&mut self, id: &SamplerId, base: Arc<Base>, base_name: &str, trained: Trained) {
+    /// Keeps a run's weights of save number `version` under a sampler's id.
+    pub fn keep(&mut self, id: &SamplerId, run: &Run, version: u64) {
         self.uses += 1;
-        let held = Held::Resident(self.source(base.clone(), Some(trained)));
-        self.snapshots.insert(id.clone(), Snapshot { held, base, base_name: base_name.into(), used: self.uses });
+        let held = Held::Resident(self.source(run.base.clone(), Some(run.trained.clone()), version));
+        let (base, base_name) = (run.base.clone(), run.base_name.clone());
+        self.snapshots.insert(id.clone(), Snapshot { held, base, base_name, version, used: self.uses });
         self.make_room();
+    }
+
+    /// Makes a run's weights of save number `version` those of all its in-flight samplers, `id` among them.
+    pub fn publish(&mut self, id: &SamplerId, model: &ModelId, run: &Run, version: u64) -> Arc<Source> {
+        let source = self.source(run.base.clone(), Some(run.trained.clone()), version);
+        let source = Arc::new(Source { inflight_of: Some(model.clone()), ..(*source).clone() });
+        self.followers.insert(id.clone(), model.clone());
+        self.inflight.insert(model.clone(), source.clone());
+        source
     }
 
     pub fn drop_session(&mut self, session: &SessionId) {
         let prefix = format!("{session}:sample:");
+        self.followers.retain(|id, _| !id.0.starts_with(&prefix));
+        let followers = &self.followers;
+        self.inflight.retain(|model, _| followers.values().any(|m| m == model));
         for (_, gone) in self.snapshots.extract_if(|id, _| id.0.starts_with(&prefix)) {
             if let Held::Spilled(dir) = gone.held {
                 let _ = std::fs::remove_dir_all(dir);
@@ -115,7 +145,7 @@ impl Sources {
     pub fn get(&mut self, base: Arc<Base>, name: &str, source: &SampleSource, device: &Device) -> Result<Arc<Source>> {
         self.uses += 1;
         match source {
-            SampleSource::Base => Ok(self.source(base, None)),
+            SampleSource::Base => Ok(self.source(base, None, 0)),
             SampleSource::Snapshot(id) => self.snapshot(id, device),
             SampleSource::Checkpoint(dir) => self.checkpoint(base, dir, device).map_err(|e| e.context(name)),
         }
@@ -124,8 +154,12 @@ impl Sources {
     fn snapshot(&mut self, id: &SamplerId, device: &Device) -> Result<Arc<Source>> {
         let gone =
             || Error::user(format!("sampler {id}: its weights are gone; save them again or sample from a saved path"));
+        if let Some(model) = self.followers.get(id) {
+            return Ok(self.inflight[model].clone());
+        }
         let snapshot = self.snapshots.get_mut(id).ok_or_else(gone)?;
         snapshot.used = self.uses;
+        let version = snapshot.version;
         let dir = match &snapshot.held {
             Held::Resident(source) => return Ok(source.clone()),
             Held::Spilled(dir) => dir.clone(),
@@ -133,7 +167,7 @@ impl Sources {
         let base = snapshot.base.clone();
         let (trained, _) = weights::load(&dir, false, &base, device)?;
         let _ = std::fs::remove_dir_all(&dir);
-        let source = self.source(base, Some(trained));
+        let source = self.source(base, Some(trained), version);
         self.snapshots.get_mut(id).expect("just seen").held = Held::Resident(source.clone());
         self.make_room();
         Ok(source)
@@ -145,7 +179,7 @@ impl Sources {
             return Ok(source.clone());
         }
         let (trained, _) = weights::load(dir, false, &base, device)?;
-        let source = self.source(base, Some(trained));
+        let source = self.source(base, Some(trained), 0);
         self.checkpoints.insert(dir.to_path_buf(), (source.clone(), self.uses));
         self.make_room();
         Ok(source)

@@ -9,15 +9,14 @@ use crate::ids::OwnerId;
 /// A request whose prompt still has to be run.
 pub struct Waiting {
     pub origin: Origin,
+    /// Counts submissions, in their order.
+    pub ticket: u64,
     pub request: SampleRequest,
     pub reply: Reply,
     pub events: Option<Events>,
     /// Values of keys and values that its prompt and one sample may come to take.
     pub need: usize,
 }
-
-/// Sequences each owner has running.
-pub type Running = HashMap<OwnerId, usize>;
 
 /// Requests in the order they came, per owner.
 #[derive(Default)]
@@ -42,12 +41,28 @@ impl Turns {
         self.owners.is_empty()
     }
 
-    /// Takes the next request that `may_begin`, given how many sequences its owner has: of the owner with the fewest,
-    /// and among those of the one served longest ago.
-    pub fn take(&mut self, running: &Running, may_begin: impl Fn(&Waiting, usize) -> bool) -> Option<Waiting> {
-        let begun = |o: &OwnerId| running.get(o).copied().unwrap_or(0);
-        let open = self.owners.iter().filter(|(o, q)| q.waiting.front().is_some_and(|w| may_begin(w, begun(o))));
-        let next = open.min_by_key(|(o, q)| (begun(o), q.served)).map(|(o, _)| o.clone())?;
+    /// Each owner's next request.
+    pub fn fronts(&self) -> impl Iterator<Item = (&OwnerId, &Waiting)> {
+        self.owners.iter().filter_map(|(o, q)| Some((o, q.waiting.front()?)))
+    }
+
+    /// The tickets of what waits of each owner, rising.
+    pub fn tickets(&self) -> impl Iterator<Item = (&OwnerId, Vec<u64>)> {
+        self.owners.iter().map(|(o, q)| (o, q.waiting.iter().map(|w| w.ticket).collect()))
+    }
+
+    /// Takes the next request that `may_begin`: of the owner with the lowest `rank`, and among those of the one served
+    /// longest ago.
+    pub fn take(
+        &mut self,
+        rank: impl Fn(&OwnerId) -> f64,
+        may_begin: impl Fn(&OwnerId, &Waiting) -> bool,
+    ) -> Option<Waiting> {
+        let open = self.owners.iter().filter(|(o, q)| q.waiting.front().is_some_and(|w| may_begin(o, w)));
+        let before = |a: &(&OwnerId, &Owner), b: &(&OwnerId, &Owner)| {
+            rank(a.0).total_cmp(&rank(b.0)).then(a.1.served.cmp(&b.1.served))
+        };
+        let next = open.min_by(before).map(|(o, _)| o.clone())?;
         self.given += 1;
         let owner = self.owners.get_mut(&next)?;
         owner.served = self.given;

@@ -73,7 +73,7 @@ pub fn begin_save(run: &Run, save: &Save) -> impl FnOnce() -> Result<u64> + Send
         Save::Training { dir } => (dir.clone(), Vec::new(), Some(&run.moments)),
         Save::Sampler { dir } => (dir.clone(), Vec::new(), None),
         Save::External { dir, recipients } => (dir.clone(), recipients.clone(), None),
-        Save::Snapshot { .. } => unreachable!("snapshots stay in the engine"),
+        Save::Snapshot { .. } | Save::Inflight { .. } => unreachable!("these stay in the engine"),
     };
     let image = image(&run.base_name, run.base.config(), &run.trained, moments);
     let base_dir = run.base.dir.clone();

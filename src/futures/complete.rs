@@ -199,7 +199,7 @@ mod tests {
         match rig.futures.retrieve(id, &owner(), Duration::from_secs(5)).await {
             Poll::Done(answer) => Ok((*answer).clone()),
             Poll::Failed(e) => Err(e),
-            Poll::Pending | Poll::Unknown => panic!("the promise is not settled"),
+            Poll::Pending(_) | Poll::Unknown => panic!("the promise is not settled"),
         }
     }
 
@@ -226,7 +226,7 @@ mod tests {
             owner: owner(),
             key: Key::Run { model: run(), seq },
             meaning: seq,
-            command: Command::Run { model: run(), seq, command },
+            command: Command::Run { owner: owner(), model: run(), seq, command },
             completion: Completion::Save { row, ttl: Some(TimeDelta::hours(1)), overwrite },
         };
         (request, dir)

@@ -85,7 +85,10 @@ impl Futures {
         }
         tracing::debug!(request = %id, "issued");
         let guard = Guard::new(self.clone(), id.clone(), &command, completion, permit);
-        self.engine.submit(command, Box::new(move |outcome| guard.reply(outcome)));
+        let ticket = self.engine.submit(command, Box::new(move |outcome| guard.reply(outcome)));
+        if let Some(promise) = self.lock().promises.get_mut(&id) {
+            promise.ticket = Some(ticket);
+        }
         Ok(Issued { id, new: true })
     }
 
@@ -97,9 +100,9 @@ impl Futures {
     }
 
     /// Free the run in the engine now, whatever waits there; nobody asks for the outcome.
-    pub fn unload(&self, model: ModelId) {
+    pub fn unload(&self, owner: OwnerId, model: ModelId) {
         let name = model.clone();
-        let command = Command::Run { model, seq: NOW, command: RunCommand::Unload };
+        let command = Command::Run { owner, model, seq: NOW, command: RunCommand::Unload };
         let reply = move |outcome: Result<_>| {
             if let Err(e) = outcome {
                 tracing::debug!(run = %name, error = %e, "run was not unloaded");

@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::engine::load::Wait;
 use crate::error::Error;
 use crate::ids::{OwnerId, RequestId};
 
 use super::Futures;
+use super::issue::Key;
 use super::state::{Answer, State};
 
 pub enum Poll {
     Done(Arc<Answer>),
     Failed(Error),
-    /// Not done after the wait: ask again.
-    Pending,
+    /// Not done after the wait: ask again. Why, when it waits for its turn or for something else.
+    Pending(Option<Wait>),
     /// Never issued, somebody else's, or forgotten.
     Unknown,
 }
@@ -38,10 +40,21 @@ impl Futures {
     }
 
     fn read(&self, id: &RequestId) -> Poll {
+        let load = self.engine.load();
         let mut table = self.lock();
         let Some(promise) = table.promises.get_mut(id) else { return Poll::Unknown };
         let poll = match &promise.state {
-            State::Pending => return Poll::Pending,
+            State::Pending => {
+                return Poll::Pending(match (&promise.key, promise.ticket) {
+                    (Key::Run { model, seq }, _) => load.of_run(&promise.owner, model, *seq),
+                    // A run that is yet to be created is asked for by its first number.
+                    (Key::Creation { session, model_seq }, _) => {
+                        load.of_run(&promise.owner, &session.model(*model_seq), 0)
+                    }
+                    (Key::Sample { .. }, Some(ticket)) => load.of_sample(&promise.owner, ticket),
+                    (Key::Sample { .. } | Key::Unload { .. }, _) => None,
+                });
+            }
             State::Done(answer) => Poll::Done(answer.clone()),
             State::Failed(e) => Poll::Failed(e.clone()),
             State::Expired => return Poll::Unknown,
@@ -63,7 +76,7 @@ mod tests {
     async fn a_waiting_poll_wakes_when_the_work_is_done() {
         let rig = Rig::new().await;
         let id = rig.futures.issue(step(1, 7)).unwrap().id;
-        assert!(matches!(rig.futures.retrieve(&id, &owner(), SOON).await, Poll::Pending));
+        assert!(matches!(rig.futures.retrieve(&id, &owner(), SOON).await, Poll::Pending(None)));
         let polling = {
             let (futures, id) = (rig.futures.clone(), id.clone());
             tokio::spawn(async move { futures.retrieve(&id, &owner(), Duration::from_secs(30)).await })
@@ -89,6 +102,6 @@ mod tests {
         let rig = Rig::new().await;
         let id = rig.futures.issue(step(1, 7)).unwrap().id;
         rig.futures.close();
-        assert!(matches!(rig.futures.retrieve(&id, &owner(), Duration::from_secs(30)).await, Poll::Pending));
+        assert!(matches!(rig.futures.retrieve(&id, &owner(), Duration::from_secs(30)).await, Poll::Pending(None)));
     }
 }

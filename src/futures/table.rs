@@ -30,6 +30,8 @@ pub(super) struct Promise {
     pub owner: OwnerId,
     pub key: Key,
     pub state: State,
+    /// The engine's number for it, once it has been submitted.
+    pub ticket: Option<u64>,
     /// Becomes true when `state` is final; long polls wait on it.
     pub settled: watch::Sender<bool>,
     pub settled_at: Option<Instant>,
@@ -46,7 +48,8 @@ impl Table {
     pub fn insert(&mut self, id: RequestId, owner: OwnerId, key: Key, meaning: u64) {
         self.keys.insert(key.clone(), Claim { id: id.clone(), meaning });
         let settled = watch::channel(false).0;
-        let promise = Promise { owner, key, state: State::Pending, settled, settled_at: None, retrieved_at: None };
+        let state = State::Pending;
+        let promise = Promise { owner, key, state, ticket: None, settled, settled_at: None, retrieved_at: None };
         self.promises.insert(id, promise);
     }
 

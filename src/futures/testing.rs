@@ -99,7 +99,8 @@ pub fn run() -> ModelId {
 
 /// An optim_step of this number and meaning.
 pub fn step(seq: u64, meaning: u64) -> Request {
-    let command = Command::Run { model: run(), seq, command: RunCommand::OptimStep(AdamParams::default()) };
+    let command = RunCommand::OptimStep(AdamParams::default());
+    let command = Command::Run { owner: owner(), model: run(), seq, command };
     Request {
         id: RequestId::random(),
         owner: owner(),

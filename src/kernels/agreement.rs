@@ -162,6 +162,33 @@ fn cached_attention_equals_the_last_row_of_full_attention() {
 }
 
 #[test]
+fn a_sequence_attended_in_pieces_gives_the_bits_of_the_whole() {
+    let mut d = Draw(12);
+    let (q, k, v) = (d.mat(700, 64), d.mat(700, 32), d.mat(700, 32));
+    let all = 0..700;
+    for (kernels, exact) in [(FUSED, true), (PLAIN, false)] {
+        let (whole, _) = kernels.attention(&q, &k, &v, HEADS, std::slice::from_ref(&all));
+        for cuts in [vec![0, 64, 640, 700], vec![0, 1, 65, 333, 699, 700]] {
+            let pieces = cuts.windows(2).map(|w| {
+                // Beside a piece of another sequence.
+                let (mine, other) = (q.clone().narrow(0, w[0], w[1] - w[0]), q.clone().narrow(0, 0, 5));
+                let rows = [0..5, 5..5 + w[1] - w[0]];
+                let spans = [KvSpan { k: &k, v: &v, len: 5 }, KvSpan { k: &k, v: &v, len: w[1] }];
+                let o = kernels.attention_extended(&Mat::cat(vec![other, mine], 0), HEADS, &rows, &spans);
+                o.narrow(0, 5, w[1] - w[0])
+            });
+            let joined = Mat::cat(pieces.collect(), 0);
+            if exact {
+                let bits = |m: Mat| download(m).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                assert!(bits(joined) == bits(whole.clone()), "cut at {cuts:?}");
+            } else {
+                close(joined, whole.clone(), "attention in pieces");
+            }
+        }
+    }
+}
+
+#[test]
 fn feed_forward_and_embedding() {
     let mut d = Draw(7);
     let (g, u, dy) = (d.mat(T, 24), d.mat(T, 24), d.mat(T, 24));

@@ -158,6 +158,11 @@ pub trait Kernels: Send + Sync {
         seqs: &[Range<usize>],
     ) -> (Mat, Mat, Mat);
 
+    /// Causal attention of new tokens to what is cached of their sequences: `rows[i]` of q (T, N·H) are the last tokens of
+    /// `caches[i]`, which holds their keys and values already → (T, N·H). On the CPU the same bits as [`Self::attention`]
+    /// gives for the whole sequence, however it was cut.
+    fn attention_extended(&self, q: &Mat, heads: Heads, rows: &[Range<usize>], caches: &[KvSpan]) -> Mat;
+
     /// Attention of one new token per row to its cached keys and values: q (T, N·H) → (T, N·H).
     fn attention_cached(&self, q: &Mat, heads: Heads, caches: &[Vec<KvSpan>]) -> Mat;
 

@@ -254,6 +254,19 @@ impl Kernels for Reference {
         (dq, dk, dv)
     }
 
+    fn attention_extended(&self, q: &Mat, heads: Heads, rows: &[Range<usize>], caches: &[KvSpan]) -> Mat {
+        let mut o = Vec::new();
+        for (seq, cache) in rows.iter().zip(caches) {
+            let memory = Memory::of(cache.k, cache.v, &(0..cache.len), heads);
+            for block in query_blocks(seq) {
+                let at = cache.len - seq.len() + block.start - seq.start;
+                let scores = memory.scores(&by_head(&self::rows(q, &block), heads.n, 1), at, heads.dim);
+                o.push(by_token(activation::softmax(scores, 2).matmul(memory.v.clone())));
+            }
+        }
+        Tensor::cat(o, 0)
+    }
+
     fn attention_cached(&self, q: &Mat, heads: Heads, caches: &[Vec<KvSpan>]) -> Mat {
         let repeat = heads.n / heads.kv;
         let one = |(i, spans): (usize, &Vec<KvSpan>)| {

@@ -25,14 +25,20 @@ pub struct Batch<'a> {
 impl<'a> Batch<'a> {
     /// Packs whole sequences that start at position 0, group by group.
     pub fn pack<S: AsRef<[u32]>>(groups: Vec<(Option<&'a Adapter>, Vec<S>)>) -> Self {
+        let at_zero = |(adapter, seqs): (_, Vec<S>)| (adapter, seqs.into_iter().map(|s| (0, s)).collect());
+        Self::pack_from(groups.into_iter().map(at_zero).collect())
+    }
+
+    /// Packs parts of sequences, each with the position of its first token, group by group.
+    pub fn pack_from<S: AsRef<[u32]>>(groups: Vec<(Option<&'a Adapter>, Vec<(u32, S)>)>) -> Self {
         let mut batch = Self { tokens: Vec::new(), positions: Vec::new(), groups: Vec::new() };
         for (adapter, seqs) in groups {
             let first = batch.tokens.len();
             let mut ranges = Vec::with_capacity(seqs.len());
-            for s in seqs {
-                let at = batch.tokens.len();
-                batch.tokens.extend_from_slice(s.as_ref());
-                batch.positions.extend(0..s.as_ref().len() as u32);
+            for (position, s) in seqs {
+                let (at, s) = (batch.tokens.len(), s.as_ref());
+                batch.tokens.extend_from_slice(s);
+                batch.positions.extend(position..position + s.len() as u32);
                 ranges.push(at..batch.tokens.len());
             }
             batch.groups.push(Group { rows: first..batch.tokens.len(), adapter, seqs: ranges });
@@ -84,5 +90,7 @@ mod tests {
         assert_eq!(b.positions, [0, 1, 2, 0, 0, 1]);
         assert_eq!(b.seqs(), [0..3, 3..4, 4..6]);
         assert_eq!(b.groups[1].rows, 4..6);
+        let parts = Batch::pack_from(vec![(None, vec![(7, vec![5, 6]), (0, vec![8])])]);
+        assert_eq!((parts.positions, parts.groups[0].seqs.clone()), (vec![7, 8, 0], vec![0..2, 2..3]));
     }
 }

@@ -33,6 +33,11 @@ impl Stretch {
         self.len == 0
     }
 
+    /// Forgets what lies behind the first `len` tokens, as when a pass has to be repeated.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Writes rows of k and v behind what is there. The caller advances once all layers are written.
     fn write(&mut self, kernels: &dyn Kernels, layer: usize, k: &Mat, v: &Mat, rows: Range<usize>) {
         let at = self.len;
@@ -88,21 +93,30 @@ impl KvCache {
 }
 
 impl Context<'_> {
-    /// Runs whole prompts: → normalised hidden states (T, D), and each prompt's stretch.
+    /// Runs whole prompts at once: → normalised hidden states (T, D), and each prompt's stretch.
     pub fn prefill(&self, device: &Device) -> (Mat, Vec<Stretch>) {
+        let new = |rows: Range<usize>| Stretch::new(&self.weights.config, rows.len(), rows.len(), device);
+        let mut stretches: Vec<Stretch> = self.batch.seqs().into_iter().map(new).collect();
+        let h = self.extend(&mut stretches.iter_mut().collect::<Vec<_>>());
+        (h, stretches)
+    }
+
+    /// Runs the next tokens of prompts, those of sequence i going behind what `stretches[i]` holds: → normalised hidden
+    /// states (T, D).
+    pub fn extend(&self, stretches: &mut [&mut Stretch]) -> Mat {
         let seqs = self.batch.seqs();
-        let mut stretches: Vec<Stretch> =
-            seqs.iter().map(|s| Stretch::new(&self.weights.config, s.len(), s.len(), device)).collect();
         let attend = |c: &Self, layer: usize, x: &Mat| {
             let qkv = c.qkv(x, layer);
             for (s, rows) in stretches.iter_mut().zip(&seqs) {
                 s.write(c.kernels, layer, &qkv.k, &qkv.v, rows.clone());
             }
-            c.kernels.attention(&qkv.q, &qkv.k, &qkv.v, c.heads(), &seqs).0
+            let spans: Vec<KvSpan> =
+                stretches.iter().zip(&seqs).map(|(s, rows)| s.span(layer, s.len + rows.len())).collect();
+            c.kernels.attention_extended(&qkv.q, c.heads(), &seqs, &spans)
         };
         let h = self.hidden(attend, &mut || {});
         stretches.iter_mut().zip(&seqs).for_each(|(s, rows)| s.advance(rows.len()));
-        (h, stretches)
+        h
     }
 
     /// Runs one token of each sequence, row i belonging to `caches[i]`: → normalised hidden states (T, D).

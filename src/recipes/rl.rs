@@ -126,6 +126,7 @@ mod tests {
             tokens: tokens.to_vec(),
             logprobs: Some(logprobs.to_vec()),
             topk_sampled_logprobs: None,
+            weight_versions: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Lane, Scheduler};
+use super::{Lane, Scheduler, Shares};
 use crate::ids::ModelId;
 
 /// Datums of one request.
@@ -20,17 +20,18 @@ pub struct Pass {
 }
 
 impl Scheduler {
-    /// A pass that begins with `first`'s ready request and goes on with the other runs in turn. A run whose request is
-    /// used up goes on with its next one, so that the chunks of one call run together.
-    pub(super) fn form_pass(&mut self, first: ModelId) -> Pass {
-        let lane = self.runs[&first].lane().expect("the caller saw data ready");
+    /// A pass that begins with `first`'s ready request and goes on with the other runs, those of the owners who used
+    /// least in front. A run whose request is used up goes on with its next one, so that the chunks of one call run
+    /// together.
+    pub(super) fn form_pass(&mut self, first: ModelId, shares: &Shares) -> Pass {
+        let lane = self.runs[&first].queue.lane().expect("the caller saw data ready");
         let mut items = Vec::new();
         let mut room = self.pass_tokens;
-        let others = self.turn.iter().filter(|m| **m != first).cloned();
-        let order: Vec<ModelId> = std::iter::once(first.clone()).chain(others).collect();
-        for model in order {
-            let queue = self.runs.get_mut(&model).expect("every run in turn has a queue");
-            while let Some((seq, datums, tokens)) = queue.take_data(lane, room, items.is_empty()) {
+        let mut others: Vec<ModelId> = self.turn.iter().filter(|m| **m != first).cloned().collect();
+        others.sort_by(|a, b| shares.order(&self.runs[a].owner, &self.runs[b].owner));
+        for model in std::iter::once(first).chain(others) {
+            let run = self.runs.get_mut(&model).expect("every run in turn has a queue");
+            while let Some((seq, datums, tokens)) = run.queue.take_data(lane, room, items.is_empty()) {
                 room = room.saturating_sub(tokens);
                 items.push(Item { model: model.clone(), seq, datums });
             }
@@ -41,8 +42,9 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Job, Work};
+    use super::super::{Job, Use, Work};
     use super::*;
+    use crate::ids::OwnerId;
 
     const LANE: Lane = Lane { weights: 0, forward_only: false };
 
@@ -54,6 +56,14 @@ mod tests {
         Job::Data { lane: LANE, tokens: tokens.to_vec() }
     }
 
+    fn owner(name: &str) -> OwnerId {
+        OwnerId(format!("owner of {name}"))
+    }
+
+    fn next(s: &mut Scheduler) -> Option<Work> {
+        s.next_work(&Shares::default(), true)
+    }
+
     fn items(work: Option<Work>) -> Vec<(String, u64, Range<usize>)> {
         let Some(Work::Pass(p)) = work else { panic!("expected a pass, got {work:?}") };
         p.items.into_iter().map(|i| (i.model.0, i.seq, i.datums)).collect()
@@ -62,78 +72,115 @@ mod tests {
     #[test]
     fn requests_run_in_sequence_order_whatever_order_they_arrive_in() {
         let mut s = Scheduler::new(100);
-        s.open(run("a"), 1);
+        s.open(run("a"), owner("a"), 1);
         assert!(s.push(&run("a"), 2, Job::Barrier));
-        assert_eq!(s.next_work(), None);
+        assert_eq!(next(&mut s), None);
         assert_eq!(s.gaps(), [(run("a"), 1)]);
         assert!(s.push(&run("a"), 1, data(&[5])));
-        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..1)]);
-        assert_eq!(s.next_work(), Some(Work::Barrier { model: run("a"), seq: 2 }));
+        assert_eq!(items(next(&mut s)), [("a".into(), 1, 0..1)]);
+        assert_eq!(next(&mut s), Some(Work::Barrier { model: run("a"), seq: 2 }));
         assert!(!s.push(&run("a"), 2, Job::Barrier), "a number that is done");
     }
 
     #[test]
     fn a_skipped_number_does_not_block() {
         let mut s = Scheduler::new(100);
-        s.open(run("a"), 1);
+        s.open(run("a"), owner("a"), 1);
         s.push(&run("a"), 3, Job::Barrier);
         s.skip(&run("a"), 2);
         s.skip(&run("a"), 1);
-        assert_eq!(s.next_work(), Some(Work::Barrier { model: run("a"), seq: 3 }));
+        assert_eq!(next(&mut s), Some(Work::Barrier { model: run("a"), seq: 3 }));
     }
 
     #[test]
     fn a_gap_of_any_length_ends_at_the_lowest_number_that_came() {
         let mut s = Scheduler::new(100);
-        s.open(run("a"), 1);
+        s.open(run("a"), owner("a"), 1);
         s.push(&run("a"), 900, Job::Barrier);
         s.push(&run("a"), 700, Job::Barrier);
         assert!(!s.push(&run("a"), 1 << 40, Job::Barrier), "absurdly far ahead");
         s.skip_gap(&run("a"));
-        assert_eq!(s.next_work(), Some(Work::Barrier { model: run("a"), seq: 700 }));
+        assert_eq!(next(&mut s), Some(Work::Barrier { model: run("a"), seq: 700 }));
         assert_eq!(s.gaps(), [(run("a"), 701)]);
     }
 
     #[test]
     fn runs_share_a_pass_up_to_the_budget_and_datums_stay_whole() {
         let mut s = Scheduler::new(10);
-        s.open(run("a"), 1);
-        s.open(run("b"), 1);
+        s.open(run("a"), owner("a"), 1);
+        s.open(run("b"), owner("b"), 1);
         s.push(&run("a"), 1, data(&[4, 3, 9]));
         s.push(&run("b"), 1, data(&[2]));
-        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..2), ("b".into(), 1, 0..1)]);
-        assert_eq!(items(s.next_work()), [("a".into(), 1, 2..3)]);
-        assert_eq!(s.next_work(), None);
+        assert_eq!(items(next(&mut s)), [("a".into(), 1, 0..2), ("b".into(), 1, 0..1)]);
+        assert_eq!(items(next(&mut s)), [("a".into(), 1, 2..3)]);
+        assert_eq!(next(&mut s), None);
     }
 
     #[test]
     fn a_datum_beyond_the_budget_runs_alone() {
         let mut s = Scheduler::new(10);
-        s.open(run("a"), 1);
+        s.open(run("a"), owner("a"), 1);
         s.push(&run("a"), 1, data(&[50, 1]));
-        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..1)]);
-        assert_eq!(items(s.next_work()), [("a".into(), 1, 1..2)]);
+        assert_eq!(items(next(&mut s)), [("a".into(), 1, 0..1)]);
+        assert_eq!(items(next(&mut s)), [("a".into(), 1, 1..2)]);
     }
 
     #[test]
     fn lanes_do_not_mix_and_runs_take_turns() {
         let mut s = Scheduler::new(10);
-        s.open(run("a"), 1);
-        s.open(run("b"), 1);
+        s.open(run("a"), owner("a"), 1);
+        s.open(run("b"), owner("b"), 1);
         s.push(&run("a"), 1, Job::Data { lane: Lane { weights: 0, forward_only: true }, tokens: vec![1] });
         s.push(&run("a"), 2, data(&[1]));
         s.push(&run("b"), 1, data(&[1]));
-        assert_eq!(items(s.next_work()), [("a".into(), 1, 0..1)]);
-        assert_eq!(items(s.next_work()), [("b".into(), 1, 0..1), ("a".into(), 2, 0..1)]);
+        assert_eq!(items(next(&mut s)), [("a".into(), 1, 0..1)]);
+        assert_eq!(items(next(&mut s)), [("b".into(), 1, 0..1), ("a".into(), 2, 0..1)]);
     }
 
     #[test]
     fn closing_a_run_gives_back_what_waited() {
         let mut s = Scheduler::new(10);
-        s.open(run("a"), 1);
+        s.open(run("a"), owner("a"), 1);
         s.push(&run("a"), 4, Job::Barrier);
         s.push(&run("a"), 2, data(&[1]));
         assert_eq!(s.close(&run("a")), [2, 4]);
         assert!(!s.push(&run("a"), 5, Job::Barrier));
+    }
+
+    #[test]
+    fn the_owner_who_used_least_is_served_first_and_fills_up_first() {
+        let mut s = Scheduler::new(10);
+        for name in ["a", "b", "c"] {
+            s.open(run(name), owner(name), 1);
+            s.push(&run(name), 1, data(&[6, 4]));
+        }
+        let mut shares = Shares::default();
+        shares.charge(Use::Training, &[(owner("a"), 1)], 3.0);
+        shares.charge(Use::Sampling, &[(owner("b"), 1)], 2.0);
+        shares.charge(Use::Training, &[(owner("c"), 1)], 1.0);
+        assert_eq!(s.next_owner(&shares, true), Some(&owner("c")));
+        assert_eq!(items(s.next_work(&shares, true)), [("c".into(), 1, 0..2)]);
+        s.push(&run("c"), 2, data(&[1]));
+        shares.charge(Use::Training, &[(owner("c"), 1)], 3.0);
+        assert_eq!(items(s.next_work(&shares, true)), [("b".into(), 1, 0..2)]);
+        assert_eq!(items(s.next_work(&shares, true)), [("a".into(), 1, 0..2)]);
+        assert_eq!(items(s.next_work(&shares, true)), [("c".into(), 2, 0..1)]);
+    }
+
+    #[test]
+    fn a_save_without_a_writer_holds_up_its_own_run_alone() {
+        let mut s = Scheduler::new(10);
+        s.open(run("a"), owner("a"), 1);
+        s.open(run("b"), owner("b"), 1);
+        s.push(&run("a"), 1, Job::Save);
+        s.push(&run("a"), 2, data(&[1]));
+        s.push(&run("b"), 1, data(&[2]));
+        assert_eq!(items(s.next_work(&Shares::default(), false)), [("b".into(), 1, 0..1)]);
+        assert_eq!(s.next_work(&Shares::default(), false), None);
+        assert!(s.saves_wait());
+        let place = s.places().map(|(m, _, p)| (m.0.as_str(), p.next, p.waiting, p.save)).collect::<Vec<_>>();
+        assert_eq!(place, [("a", 1, 2, true)]);
+        assert_eq!(next(&mut s), Some(Work::Barrier { model: run("a"), seq: 1 }));
+        assert_eq!(items(next(&mut s)), [("a".into(), 2, 0..1)]);
     }
 }

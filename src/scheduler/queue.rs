@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Job, Lane};
+use super::{Job, Lane, Place};
 
 /// How far ahead of the next number a request may lie. Clients send a few hundred ahead at most.
 const FARTHEST: u64 = 1 << 20;
@@ -71,8 +71,14 @@ impl RunQueue {
         (!self.waiting.is_empty() && !self.waiting.contains_key(&self.next)).then_some(self.next)
     }
 
+    /// Where the run stands; nothing when nothing waits.
+    pub fn place(&self) -> Option<Place> {
+        let (gap, save) = (self.gap().is_some(), self.ready() == Some(&Job::Save));
+        (!self.waiting.is_empty()).then_some(Place { next: self.next, waiting: self.waiting.len(), gap, save })
+    }
+
     pub fn take_barrier(&mut self) -> Option<u64> {
-        if self.ready() != Some(&Job::Barrier) {
+        if !matches!(self.ready(), Some(Job::Barrier | Job::Save)) {
             return None;
         }
         let seq = self.next;
@@ -105,7 +111,7 @@ impl RunQueue {
     pub fn lane(&self) -> Option<Lane> {
         match self.ready()? {
             Job::Data { lane, .. } => Some(*lane),
-            Job::Barrier => None,
+            Job::Barrier | Job::Save => None,
         }
     }
 

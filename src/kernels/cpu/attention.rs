@@ -42,7 +42,7 @@ impl Patches {
 
 /// o (T, N·H) and lse (T, N) of causal attention inside each of `seqs`.
 pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usize>]) -> (Vec<f32>, Vec<f32>) {
-    let Heads { n, kv, dim } = heads;
+    let Heads { n, dim, .. } = heads;
     let total = q.len() / (n * dim);
     debug_assert_eq!(seqs.iter().map(ExactSizeIterator::len).sum::<usize>(), total, "sequences tile the rows");
     let (mut o, mut lse) = (buffer(total * n * dim), buffer(total * n));
@@ -53,18 +53,8 @@ pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usiz
         .collect();
     let run = |(h, seq, first): &(usize, Range<usize>, usize)| {
         let m = BLOCK.min(seq.end - first);
-        let seen = first + m - seq.start;
-        let mut s = buffer(m * seen);
-        scores(&mut s, q, k, heads, *h, *first, m, seq.start, seen);
-        let mut l = [0f32; BLOCK];
-        for (i, row) in s.chunks_exact_mut(seen).enumerate() {
-            let visible = seen - m + i + 1;
-            l[i] = softmax(&mut row[..visible]);
-            row[visible..].fill(0.0);
-        }
-        let mut out = buffer(m * dim);
-        let values = View::rows(&v[(seq.start * kv + h / (n / kv)) * dim..], kv * dim);
-        Gemm::new(m, dim, seen).serial().run(View::rows(&s, seen), values, &mut out, dim);
+        let block = Block { h: *h, first: *first, m, start: seq.start, seen: first + m - seq.start };
+        let (out, l) = block.attend(q, k, v, heads);
         op.write(*first, h * dim, dim, &out);
         lp.write(*first, *h, 1, &l[..m]);
     };
@@ -76,23 +66,72 @@ pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usiz
     (o, lse)
 }
 
-/// `s = q[first..first+m] · k[start..start+seen]ᵀ / √H` for one head.
-#[expect(clippy::too_many_arguments, reason = "one block's place")]
-fn scores(
-    s: &mut [f32],
-    q: &[f32],
-    k: &[f32],
-    heads: Heads,
+/// o (T, N·H) of new rows behind cached ones: `rows[i]` are the last tokens of `spans[i]`, which holds their keys and
+/// values already. The same blocks as in [`forward`], counted from the sequence's first token, so that a sequence run in
+/// several pieces gives what it gives in one.
+pub fn extended(q: &[f32], heads: Heads, rows: &[Range<usize>], spans: &[Span]) -> Vec<f32> {
+    let Heads { n, dim, .. } = heads;
+    let mut o = buffer(q.len());
+    let op = Patches::new(&mut o, n * dim);
+    let mut tasks = Vec::new();
+    for (rows, span) in rows.iter().zip(spans) {
+        let past = span.len - rows.len();
+        let mut at = past;
+        while at < span.len {
+            let end = ((at / BLOCK + 1) * BLOCK).min(span.len);
+            let block = |h| Block { h, first: rows.start + at - past, m: end - at, start: 0, seen: end };
+            tasks.extend((0..n).map(|h| (block(h), span)));
+            at = end;
+        }
+    }
+    let run = |(block, span): &(Block, &Span)| {
+        let (out, _) = block.attend(q, span.k, span.v, heads);
+        op.write(block.first, block.h * dim, dim, &out);
+    };
+    if q.len() <= 1 << 12 {
+        tasks.iter().for_each(run)
+    } else {
+        tasks.par_iter().for_each(run)
+    }
+    o
+}
+
+/// Some queries of one head: rows `first..first + m` of q, the last of the `seen` rows of k and v from `start` on.
+struct Block {
     h: usize,
     first: usize,
     m: usize,
     start: usize,
     seen: usize,
-) {
-    let Heads { n, kv, dim } = heads;
-    let queries = View::rows(&q[(first * n + h) * dim..], n * dim);
-    let keys = View::transposed(&k[(start * kv + h / (n / kv)) * dim..], kv * dim);
-    Gemm::new(m, seen, dim).alpha(scale(dim)).serial().run(queries, keys, s, seen);
+}
+
+impl Block {
+    /// The output (m, H) and the log-sum-exp of each query.
+    fn attend(&self, q: &[f32], k: &[f32], v: &[f32], heads: Heads) -> (Vec<f32>, [f32; BLOCK]) {
+        let Heads { n, kv, dim } = heads;
+        let Self { h, m, start, seen, .. } = *self;
+        let mut s = buffer(m * seen);
+        self.scores(&mut s, q, k, heads);
+        let mut l = [0f32; BLOCK];
+        for (i, row) in s.chunks_exact_mut(seen).enumerate() {
+            let visible = seen - m + i + 1;
+            l[i] = softmax(&mut row[..visible]);
+            row[visible..].fill(0.0);
+        }
+        let mut out = buffer(m * dim);
+        let values = View::rows(&v[(start * kv + h / (n / kv)) * dim..], kv * dim);
+        Gemm::new(m, dim, seen).serial().run(View::rows(&s, seen), values, &mut out, dim);
+        (out, l)
+    }
+
+    /// `s = q · kᵀ / √H`, (m, seen).
+    fn scores(&self, s: &mut [f32], q: &[f32], k: &[f32], heads: Heads) {
+        let Heads { n, kv, dim } = heads;
+        let Self { h, first, m, start, seen } = *self;
+        let queries = View::rows(&q[(first * n + h) * dim..], n * dim);
+        let keys = View::transposed(&k[(start * kv + h / (n / kv)) * dim..], kv * dim);
+        Gemm::new(m, seen, dim).alpha(scale(dim)).serial().run(queries, keys, s, seen);
+    }
 }
 
 fn scale(dim: usize) -> f32 {
@@ -132,7 +171,7 @@ fn group_backward(d_o: &[f32], saved: &Saved, heads: Heads, g: usize, seq: &Rang
             let seen = first + m - seq.start;
             let (s, dp) = (&mut s[..m * seen], &mut dp[..m * seen]);
             let at = (first * n + h) * dim;
-            scores(s, saved.q, saved.k, heads, h, first, m, seq.start, seen);
+            Block { h, first, m, start: seq.start, seen }.scores(s, saved.q, saved.k, heads);
             let d_out = View::rows(&d_o[at..], n * dim);
             let values = View::transposed(&saved.v[key_at..], kv * dim);
             Gemm::new(m, seen, dim).serial().run(d_out, values, dp, seen);

@@ -247,6 +247,13 @@ impl Kernels for Cpu {
         (matrix(dq, q.dims()), matrix(dk, k.dims()), matrix(dv, v.dims()))
     }
 
+    fn attention_extended(&self, q: &Mat, heads: Heads, rows: &[Range<usize>], caches: &[KvSpan]) -> Mat {
+        let held: Vec<(Values, Values, usize)> = caches.iter().map(|s| (values(s.k), values(s.v), s.len)).collect();
+        let spans: Vec<attention::Span> =
+            held.iter().map(|(k, v, len)| attention::Span { k, v, len: *len }).collect();
+        matrix(attention::extended(&values(q), heads, rows, &spans), q.dims())
+    }
+
     fn attention_cached(&self, q: &Mat, heads: Heads, caches: &[Vec<KvSpan>]) -> Mat {
         let held: Vec<Vec<(Values, Values, usize)>> =
             caches.iter().map(|c| c.iter().map(|s| (values(s.k), values(s.v), s.len)).collect()).collect();

@@ -77,6 +77,7 @@ impl TryFrom<&proto::SampledSequence> for SampledSequence {
             tokens: unpack(&s.tokens).map_err(|e| e.at("tokens"))?,
             logprobs: logprobs.map(|b| unpack(b).map_err(|e| e.at("logprobs"))).transpose()?,
             topk_sampled_logprobs: s.topk_sampled_logprobs.as_ref().map(read_topk).transpose()?.flatten(),
+            weight_versions: None,
         })
     }
 }
@@ -144,6 +145,7 @@ mod tests {
                 k: 1,
                 rows: vec![Some(vec![(3, -0.5)]), Some(vec![(4, -1.0)])],
             }),
+            weight_versions: None,
         };
         let r = SampleResponse {
             sequences: vec![sequence],

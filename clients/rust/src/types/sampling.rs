@@ -184,6 +184,10 @@ pub struct SampledSequence {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<Vec<Vec<f64>>>>))]
     pub topk_sampled_logprobs: Option<TopkLogprobs>,
+    /// For each token the `seq_id` of the save whose weights it was drawn from; 0 for base models and checkpoints. An
+    /// addition to the protocol, in JSON only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_versions: Option<Vec<u64>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
