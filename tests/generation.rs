@@ -2,7 +2,9 @@
 
 use std::sync::mpsc::channel;
 
-use tinderbox::command::{Command, Origin, Outcome, RunCommand, SampleOutput, SampleRequest, SampleSource, Save, TokenEvent};
+use tinderbox::command::{
+    Command, Origin, Outcome, RunCommand, SampleOutput, SampleRequest, SampleSource, Save, TokenEvent,
+};
 use tinderbox::config::limits::Limits;
 use tinderbox::ids::{OwnerId, RequestId, SamplerId, SessionId};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -16,8 +18,7 @@ fn followed(
 ) -> (UnboundedReceiver<TokenEvent>, std::sync::mpsc::Receiver<tinderbox::error::Result<Outcome>>) {
     let (tx, rx) = channel();
     let (events, told) = unbounded_channel();
-    let origin =
-        Origin { owner: OwnerId("me".into()), session: SessionId("s".into()), promise: RequestId::random() };
+    let origin = Origin { owner: OwnerId("me".into()), session: SessionId("s".into()), promise: RequestId::random() };
     let reply = Box::new(move |result| tx.send(result).unwrap_or(()));
     engine.handle.stream(Command::Sample { origin, request }, reply, events);
     (told, rx)

@@ -9,9 +9,9 @@ mod generation;
 mod parity;
 /// Protobuf messages against bytes made by the SDK's own classes.
 mod proto;
-/// Shares of the device: floods, weights, reasons for waiting.
-mod sharing;
 /// The conformance suite and bench drivers are unchanged copies.
 mod shared_copies;
+/// Shares of the device: floods, weights, reasons for waiting.
+mod sharing;
 /// Layering, file heads and lengths, banned words.
 mod tidy;

@@ -125,12 +125,16 @@ fn sample(output: &SampleOutput, targets: Option<&TargetLayout>) -> SampleRespon
     }
 }
 
+pub fn stop_reason(reason: StopReason) -> WireStop {
+    match reason {
+        StopReason::Stop => WireStop::Stop,
+        StopReason::Length => WireStop::Length,
+    }
+}
+
 fn sequence(s: &crate::command::Sequence) -> SampledSequence {
     SampledSequence {
-        stop_reason: match s.stop_reason {
-            StopReason::Stop => WireStop::Stop,
-            StopReason::Length => WireStop::Length,
-        },
+        stop_reason: stop_reason(s.stop_reason),
         tokens: s.tokens.clone(),
         logprobs: Some(s.logprobs.clone()),
         topk_sampled_logprobs: s.topk.as_ref().map(|rows| topk(rows)),

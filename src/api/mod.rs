@@ -17,6 +17,7 @@ mod numbers;
 mod query;
 mod sampling;
 mod save;
+mod sequences;
 mod service;
 mod sessions;
 pub mod state;
@@ -68,6 +69,7 @@ pub fn router(app: App) -> Router {
         .route("/create_sampling_session", post(sampling::create_sampling_session))
         .route("/join_sampling_session", post(sampling::join_sampling_session))
         .route("/samplers/{sampler_id}", get(sampling::get_sampler))
+        .route("/sequences/{sequence_id}", get(sequences::get))
         .route("/asample", post(sampling::asample))
         .route("/retrieve_future", post(futures::retrieve))
         .route("/cancel_future", post(futures::cancel))

@@ -109,9 +109,7 @@ impl Sampler {
                 continue;
             }
             let mut push = |token| active.push(&job.request, token, job.source.version);
-            let pushed = drawn.and_then(|token| {
-                catch_unwind(AssertUnwindSafe(|| push(token))).map_err(|_| panicked())
-            });
+            let pushed = drawn.and_then(|token| catch_unwind(AssertUnwindSafe(|| push(token))).map_err(|_| panicked()));
             match pushed {
                 Ok(ended) => self.keep(active, ended),
                 Err(e) => self.fail(id, e),
@@ -128,5 +126,218 @@ impl Sampler {
         let mut caches: Vec<&mut KvCache> = now.iter_mut().map(|a| &mut a.cache).collect();
         let h = context.decode(&mut caches);
         download(context.logits(&h))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use burn::tensor::{DType, Device};
+
+    use super::*;
+    use crate::command::{
+        LoraConfig, Origin, Outcome, RunKind, SampleOutput, SampleSource, SamplingParams, Sequence, Stop,
+    };
+    use crate::engine::models::{ModelSource, Trained};
+    use crate::engine::sample::SamplerLimits;
+    use crate::ids::{ModelId, RequestId, SamplerId, SessionId};
+    use crate::kernels::upload;
+    use crate::model::batch::Batch;
+    use crate::model::kv_cache::Stretch;
+    use crate::model::weights::Adapter;
+    use crate::sampling;
+
+    const CONFIG: LoraConfig = LoraConfig { rank: 2, seed: 7, train_attn: true, train_mlp: true, train_unembed: true };
+
+    struct Rig {
+        models: Models,
+        sampler: Sampler,
+        shares: Shares,
+        _dir: tempfile::TempDir,
+    }
+
+    fn run() -> ModelId {
+        ModelId("s:train:0".into())
+    }
+
+    fn follower() -> SamplerId {
+        SamplerId("s:sample:0".into())
+    }
+
+    impl Rig {
+        /// A small model and a run whose adapter is not zero.
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3");
+            for file in ["config.json", "model.safetensors"] {
+                std::fs::copy(golden.join(file), dir.path().join(file)).unwrap();
+            }
+            std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+            let sources = [ModelSource { name: "tiny".into(), dir: dir.path().into() }];
+            let spill = dir.path().join("snapshots");
+            let mut models = Models::load(&sources, Device::flex(), DType::F32, 1 << 30, spill).unwrap();
+            let plan = models.plan("tiny", RunKind::Lora(CONFIG)).unwrap();
+            models.create(&run(), plan, None).unwrap();
+            let limits = SamplerLimits { sequences: 8, kv_values: 1 << 24 };
+            let sampler = Sampler::new(limits, Arc::default());
+            Self { models, sampler, shares: Shares::default(), _dir: dir }
+        }
+
+        /// Changes the run's weights and publishes them as those of save number `version`.
+        fn update(&mut self, version: u64) -> Arc<Source> {
+            let device = self.models.device.clone();
+            let mats = self.models.run_mut(&run()).unwrap().trained.mats_mut();
+            for (i, m) in mats.iter_mut().enumerate() {
+                let shape = m.dims();
+                let value = |j: usize| (((j + i) * 37 + version as usize * 101) % 97) as f32 / 400.0 - 0.12;
+                *m = upload((0..shape[0] * shape[1]).map(value).collect(), shape, &device);
+            }
+            let source = self.models.publish(&run(), &follower(), version).unwrap();
+            self.sampler.move_to(&source);
+            source
+        }
+
+        fn submit(&mut self, owner: &str, request: SampleRequest) -> Receiver<Result<Outcome>> {
+            let (tx, rx) = channel();
+            let session = SessionId("s".into());
+            let origin = Origin { owner: OwnerId(owner.into()), session, promise: RequestId::random() };
+            let reply = Box::new(move |outcome| tx.send(outcome).unwrap_or(()));
+            self.sampler.submit(&self.models, (origin, 0), request, reply, None);
+            rx
+        }
+
+        fn step(&mut self) {
+            let lead = self.sampler.next_owner(&self.shares).unwrap();
+            self.sampler.step(&mut self.models, &self.shares, &lead);
+        }
+
+        fn finish(&mut self) {
+            while !self.sampler.is_idle() {
+                self.step();
+            }
+        }
+
+        /// The same tokens one by one without a sampler: `source(i)` gives the i-th.
+        fn replay(&self, request: &SampleRequest, source: impl Fn(usize) -> Arc<Source>) -> (Vec<u32>, Vec<u32>) {
+            let first = source(0);
+            let batch = Batch::pack(vec![(first.adapter(), vec![&request.prompt])]);
+            let (h, mut prompt) = context(&self.models, &first, &batch).prefill(&self.models.device);
+            let config = first.base.config();
+            let own = Stretch::new(config, request.params.max_tokens, request.params.max_tokens, &self.models.device);
+            let mut cache = KvCache { prompt: Arc::new(prompt.remove(0)), own };
+            let row = |token, at| (token, at as u32);
+            let n = request.prompt.len();
+            let sources = [first.clone()];
+            let last = rows_of(&sources, std::iter::once(row(request.prompt[n - 1], n - 1)));
+            let mut logits = download(context(&self.models, &first, &last).logits(&h.narrow(0, n - 1, 1)));
+            let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+            for i in 0..request.params.max_tokens {
+                let choice = sampling::sample(&logits, &request.params, 0, i as u32).unwrap();
+                tokens.push(choice.token);
+                logprobs.push(choice.logprob.to_bits());
+                let sources = [source(i + 1)];
+                let batch = rows_of(&sources, std::iter::once(row(choice.token, n + i)));
+                let context = context(&self.models, &sources[0], &batch);
+                let h = context.decode(&mut [&mut cache]);
+                logits = download(context.logits(&h));
+            }
+            (tokens, logprobs)
+        }
+    }
+
+    fn request(source: SampleSource, prompt: u32, max_tokens: usize) -> SampleRequest {
+        SampleRequest {
+            base: "tiny".into(),
+            source,
+            prompt: (0..prompt).map(|i| (i * 5 + 3) % 64).collect(),
+            num_samples: 1,
+            params: SamplingParams { max_tokens, seed: 5, stop: Stop::Never, temperature: 1.0, top_k: 0, top_p: 1.0 },
+            prompt_logprobs: true,
+            prompt_logprobs_last_n: None,
+            topk_prompt_logprobs: 0,
+            topk_sample_logprobs: 0,
+            prompt_targets: None,
+            prompt_alt_tokens_k: 0,
+        }
+    }
+
+    fn sampled(outcome: &Receiver<Result<Outcome>>) -> SampleOutput {
+        match outcome.try_recv().unwrap() {
+            Ok(Outcome::Sampled(output)) => output,
+            other => panic!("not a sample: {other:?}"),
+        }
+    }
+
+    fn bits(s: &Sequence) -> (Vec<u32>, Vec<u32>) {
+        (s.tokens.clone(), s.logprobs.iter().map(|x| x.to_bits()).collect())
+    }
+
+    #[test]
+    fn after_a_change_of_weights_tokens_are_those_of_the_new_over_the_old_cache() {
+        let mut rig = Rig::new();
+        let old = rig.update(3);
+        let follows = request(SampleSource::Snapshot(follower()), 300, 12);
+        let mine = rig.submit("me", follows.clone());
+        let neighbour = rig.submit("other", request(SampleSource::Base, 9, 30));
+        let grown = |rig: &Rig| {
+            let active = rig.sampler.active.iter().find(|a| rig.sampler.job(a.job).request.prompt.len() == 300);
+            active.map_or(0, |a| a.sequence.tokens.len())
+        };
+        while grown(&rig) < 5 {
+            rig.step();
+        }
+        let new = rig.update(8);
+        rig.finish();
+        let output = sampled(&mine);
+        let want = rig.replay(&follows, |i| if i < 5 { old.clone() } else { new.clone() });
+        assert_eq!(bits(&output.sequences[0]), want);
+        assert_ne!(want, rig.replay(&follows, |_| old.clone()), "the weights must matter");
+        assert_eq!(output.sequences[0].weight_versions, [[3; 5].as_slice(), &[8; 7]].concat());
+        assert_eq!(sampled(&neighbour).sequences[0].weight_versions, [0; 30]);
+    }
+
+    #[test]
+    fn a_prompt_in_pieces_gives_the_bits_of_one_alone_and_of_one_beside_others() {
+        let mut rig = Rig::new();
+        let all = |out: SampleOutput| {
+            let prompt: Vec<u32> = out.prompt_logprobs.iter().flatten().map(|x| x.to_bits()).collect();
+            (prompt, bits(&out.sequences[0]))
+        };
+        let long = request(SampleSource::Base, 400, 3);
+        let alone = rig.submit("me", long.clone());
+        rig.finish();
+        let alone = all(sampled(&alone));
+        let base = rig.models.source("tiny", &SampleSource::Base).unwrap();
+        assert_eq!(alone.1, rig.replay(&long, |_| base.clone()));
+        let others: Vec<_> =
+            (0..20).map(|i| rig.submit("other", request(SampleSource::Base, 11 + 17 * i, 4))).collect();
+        let beside = rig.submit("me", long);
+        rig.finish();
+        assert_eq!(all(sampled(&beside)), alone);
+        others.iter().for_each(|o| drop(sampled(o)));
+    }
+
+    #[test]
+    fn a_panic_fails_only_the_request_that_panics_alone() {
+        let mut rig = Rig::new();
+        rig.update(3);
+        let base = request(SampleSource::Base, 9, 12);
+        let bad =
+            rig.submit("me", SampleRequest { num_samples: 3, ..request(SampleSource::Snapshot(follower()), 9, 12) });
+        let good = rig.submit("other", base.clone());
+        while rig.sampler.active.len() < 4 {
+            rig.step();
+        }
+        let source = rig.update(4);
+        let broken = Adapter::init(CONFIG, source.base.config(), &rig.models.device).mats().to_vec();
+        let broken = broken.into_iter().map(|m| m.narrow(1, 0, 1)).collect();
+        let trained = Some(Trained::Lora(Adapter::new(CONFIG, source.base.config(), broken)));
+        rig.sampler.move_to(&Arc::new(Source { trained, ..(*source).clone() }));
+        rig.finish();
+        assert!(bad.try_recv().unwrap().unwrap_err().message.contains("internal"));
+        let weights = rig.models.source("tiny", &SampleSource::Base).unwrap();
+        let want = rig.replay(&base, |_| weights.clone());
+        assert_eq!(bits(&sampled(&good).sequences[0]), want);
     }
 }

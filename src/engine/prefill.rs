@@ -16,7 +16,7 @@ use crate::model::kv_cache::Stretch;
 use crate::model::layer::Context;
 
 /// Prompt tokens run together; others get their turn in between.
-pub const PIECE_TOKENS: usize = 128;
+pub const PIECE_TOKENS: usize = 256;
 
 /// Values of keys and values that `tokens` take.
 pub fn kv_values(c: &DecoderConfig, tokens: usize) -> usize {

@@ -78,9 +78,9 @@ impl Sampler {
             let room = self.room(shares);
             let rank = |o: &OwnerId| if o == lead { -1.0 } else { room.begun(o) as f64 / shares.weight(o) };
             // Beside others only what is run at once.
-            let w = self.waiting.take(rank, |o, w| {
-                room.admits(o, w.need) && (lane.is_none() || w.request.prompt.len() <= tokens)
-            })?;
+            let w = self
+                .waiting
+                .take(rank, |o, w| room.admits(o, w.need) && (lane.is_none() || w.request.prompt.len() <= tokens))?;
             match models.source(&w.request.base, &w.request.source) {
                 Ok(source) if lane.is_none_or(|l| l == source.lane) => return Some(PromptRun::new(models, w, source)),
                 Ok(_) => {
@@ -99,7 +99,8 @@ impl Sampler {
         if chosen.is_empty() || self.run_together(models, &chosen).is_ok() {
             return;
         }
-        let alone = |one: &(usize, usize)| self.run_together(models, std::slice::from_ref(one)).err().map(|e| (one.0, e));
+        let alone =
+            |one: &(usize, usize)| self.run_together(models, std::slice::from_ref(one)).err().map(|e| (one.0, e));
         let mut failed: Vec<(usize, Error)> = chosen.iter().filter_map(alone).collect();
         failed.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         failed.into_iter().for_each(|(at, e)| self.drop_prompt(at, e));

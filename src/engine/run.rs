@@ -49,10 +49,7 @@ impl Engine {
         let values = |bytes: u64| (bytes / 4) as usize;
         let activations = values(budgets.activations);
         let budget = Budget { activations, logits: values(budgets.logits) };
-        let sampler = SamplerLimits {
-            sequences: limits.decode_sequences,
-            kv_values: values(budgets.kv_cache),
-        };
+        let sampler = SamplerLimits { sequences: limits.decode_sequences, kv_values: values(budgets.kv_cache) };
         let sampler = Sampler::new(sampler, board.counters.clone());
         let inbox = Inbox {
             rx,

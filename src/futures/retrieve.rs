@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::load::Wait;
 use crate::error::Error;
-use crate::ids::{OwnerId, RequestId};
+use crate::ids::{OwnerId, RequestId, SamplerId};
 
 use super::Futures;
 use super::issue::Key;
@@ -31,6 +31,17 @@ impl Futures {
             () = tokio::time::sleep(wait) => {}
         }
         self.read(id)
+    }
+
+    /// A sample by the number its client gave it, without waiting.
+    pub fn sample(&self, sampler: &SamplerId, seq: u64, owner: &OwnerId) -> Poll {
+        let id = {
+            let table = self.lock();
+            let claim = table.keys.get(&Key::Sample { sampler: sampler.clone(), seq });
+            let own = |id: &RequestId| table.promises.get(id).is_some_and(|p| p.owner == *owner);
+            claim.map(|c| c.id.clone()).filter(own)
+        };
+        id.map_or(Poll::Unknown, |id| self.read(&id))
     }
 
     fn watch(&self, id: &RequestId, owner: &OwnerId) -> Option<tokio::sync::watch::Receiver<bool>> {

@@ -92,7 +92,11 @@ fn sample_bytes(output: &SampleOutput) -> usize {
     let sequences: usize = output
         .sequences
         .iter()
-        .map(|s| 120 + 4 * (s.tokens.len() + s.logprobs.len()) + 8 * s.weight_versions.len() + s.topk.as_ref().map_or(0, topk))
+        .map(|s| {
+            120 + 4 * (s.tokens.len() + s.logprobs.len())
+                + 8 * s.weight_versions.len()
+                + s.topk.as_ref().map_or(0, topk)
+        })
         .sum();
     sequences
         + output.prompt_logprobs.as_ref().map_or(0, |p| 4 * p.len())

@@ -64,9 +64,12 @@ impl Shares {
         account.time = account.time.max(now);
     }
 
-    /// This owner is served now.
+    /// This owner is served now. One that could not be before, for want of memory say, is not repaid for it: newcomers
+    /// would wait meanwhile.
     pub fn serve(&mut self, owner: &OwnerId) {
-        self.now = self.now.max(self.account(owner).time);
+        let account = self.account(owner);
+        self.now = self.now.max(account.time);
+        self.accounts.insert(owner.clone(), Account { time: self.now, ..account });
     }
 
     /// Device time that the owners of `parts` used together, each in proportion to its number.
@@ -142,6 +145,16 @@ mod tests {
         shares.arrive(&owner("new"));
         assert_eq!(shares.order(&owner("new"), &owner("flood")), Ordering::Less);
         assert_eq!(serve(&mut shares, &["flood", "new"], 2.0, 10), [5, 5], "from here on they take turns");
+    }
+
+    #[test]
+    fn who_could_not_be_served_for_long_does_not_keep_newcomers_waiting() {
+        let mut shares = Shares::default();
+        shares.arrive(&owner("blocked"));
+        serve(&mut shares, &["flood"], 2.0, 100);
+        assert_eq!(serve(&mut shares, &["flood", "blocked"], 2.0, 1), [0, 1]);
+        shares.arrive(&owner("new"));
+        assert_eq!(serve(&mut shares, &["flood", "blocked", "new"], 2.0, 3), [1, 1, 1]);
     }
 
     #[test]

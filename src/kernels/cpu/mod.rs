@@ -249,8 +249,7 @@ impl Kernels for Cpu {
 
     fn attention_extended(&self, q: &Mat, heads: Heads, rows: &[Range<usize>], caches: &[KvSpan]) -> Mat {
         let held: Vec<(Values, Values, usize)> = caches.iter().map(|s| (values(s.k), values(s.v), s.len)).collect();
-        let spans: Vec<attention::Span> =
-            held.iter().map(|(k, v, len)| attention::Span { k, v, len: *len }).collect();
+        let spans: Vec<attention::Span> = held.iter().map(|(k, v, len)| attention::Span { k, v, len: *len }).collect();
         matrix(attention::extended(&values(q), heads, rows, &spans), q.dims())
     }
 

@@ -58,6 +58,26 @@ pub struct GetSamplerResponse {
     pub model_path: Option<String>,
 }
 
+/// `GET /sequences/{sequence_id}`, an addition to the protocol: a finished sequence by one of `sample_sequence_ids`, for
+/// as long as its request's result is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GetSequenceResponse {
+    pub sequence_id: String,
+    pub sampler_id: String,
+    pub base_model: String,
+    /// The run whose weights the sampler reads, when it was made by a save without a name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training_run_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_path: Option<String>,
+    pub stop_reason: StopReason,
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<f32>,
+    /// For each token the `seq_id` of the save whose weights it was drawn from; 0 for base models and checkpoints.
+    pub weight_versions: Vec<u64>,
+}
+
 /// `POST /asample`: promise (with `sample_sequence_ids`) of [`SampleResponse`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "sample")]
