@@ -156,7 +156,7 @@ impl Engine {
                 inbox.publish(sampler, false);
                 let Some(s) = sampler.next_owner(&inbox.shares) else { break };
                 let mut trainers = owners.clone();
-                trainers.extend(inbox.scheduler.next_owner(&inbox.shares, may_save).cloned());
+                trainers.extend(inbox.scheduler.next_owner(&inbox.shares, may_save).filter(|t| **t != s).cloned());
                 if !inbox.shares.sampling_first(&s, &trainers) {
                     break;
                 }
