@@ -106,9 +106,9 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// True when the server lacks something, other than for its turn.
+    /// True when the server lacks memory or a writer; all else is waiting for one's turn.
     pub fn is_for_capacity(&self) -> bool {
-        matches!(self, Self::Room(..) | Self::Writer)
+        matches!(self, Self::Room(HeldUp::Memory, _) | Self::Writer)
     }
 }
 

@@ -20,17 +20,24 @@ pub struct Pass {
 }
 
 impl Scheduler {
-    /// A pass that begins with `first`'s ready request and goes on with the other runs, those of the owners who used
-    /// least in front. A run whose request is used up goes on with its next one, so that the chunks of one call run
-    /// together.
+    /// A pass that begins with `first`'s ready request and goes on with the other runs, those of the same owner in front,
+    /// then those of the owners who used least. A run whose request is used up goes on with its next one, so that the
+    /// chunks of one call run together. Other owners add no more than the pass has already, or a quarter of the budget:
+    /// a small request must not wait for a whole pass of theirs.
     pub(super) fn form_pass(&mut self, first: ModelId, shares: &Shares) -> Pass {
         let lane = self.runs[&first].queue.lane().expect("the caller saw data ready");
-        let mut items = Vec::new();
-        let mut room = self.pass_tokens;
+        let owner = self.runs[&first].owner.clone();
         let mut others: Vec<ModelId> = self.turn.iter().filter(|m| **m != first).cloned().collect();
-        others.sort_by(|a, b| shares.order(&self.runs[a].owner, &self.runs[b].owner));
+        let foreign = |m: &ModelId| self.runs[m].owner != owner;
+        others.sort_by(|a, b| foreign(a).cmp(&foreign(b)).then(shares.order(&self.runs[a].owner, &self.runs[b].owner)));
+        let mut items = Vec::new();
+        let (mut room, mut guests) = (self.pass_tokens, false);
         for model in std::iter::once(first).chain(others) {
             let run = self.runs.get_mut(&model).expect("every run in turn has a queue");
+            if run.owner != owner && !guests {
+                guests = true;
+                room = room.min((self.pass_tokens - room).max(self.pass_tokens / 4));
+            }
             while let Some((seq, datums, tokens)) = run.queue.take_data(lane, room, items.is_empty()) {
                 room = room.saturating_sub(tokens);
                 items.push(Item { model: model.clone(), seq, datums });
@@ -165,6 +172,18 @@ mod tests {
         assert_eq!(items(s.next_work(&shares, true)), [("b".into(), 1, 0..2)]);
         assert_eq!(items(s.next_work(&shares, true)), [("a".into(), 1, 0..2)]);
         assert_eq!(items(s.next_work(&shares, true)), [("c".into(), 2, 0..1)]);
+    }
+
+    #[test]
+    fn a_small_request_does_not_wait_for_a_whole_pass_of_others() {
+        let mut s = Scheduler::new(100);
+        for name in ["small", "flood"] {
+            s.open(run(name), owner(name), 1);
+        }
+        s.push(&run("small"), 1, data(&[5]));
+        s.push(&run("flood"), 1, data(&[10; 20]));
+        assert_eq!(items(next(&mut s)), [("small".into(), 1, 0..1), ("flood".into(), 1, 0..2)]);
+        assert_eq!(items(next(&mut s)), [("flood".into(), 1, 2..12)]);
     }
 
     #[test]
