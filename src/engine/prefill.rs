@@ -10,7 +10,7 @@ use crate::engine::sources::Source;
 use crate::engine::turns::Waiting;
 use crate::error::Result;
 use crate::kernels::{Mat, Pass, download};
-use crate::model::batch::{Batch, Group};
+use crate::model::batch::{Batch, Group, Part};
 use crate::model::config::DecoderConfig;
 use crate::model::kv_cache::Stretch;
 use crate::model::layer::Context;
@@ -123,7 +123,7 @@ impl PromptRun {
 /// that it can be repeated after a panic.
 pub fn run_pieces(models: &Models, runs: &mut [&mut PromptRun], tokens: &[usize]) {
     let sources: Vec<Arc<Source>> = runs.iter().map(|r| r.source.clone()).collect();
-    let mut groups: Vec<(Option<_>, Vec<(u32, &[u32])>)> = Vec::new();
+    let mut groups: Vec<(Option<_>, Vec<Part<&[u32]>>)> = Vec::new();
     let mut stretches = Vec::with_capacity(runs.len());
     let mut ends = Vec::new();
     for (i, (r, n)) in runs.iter_mut().zip(tokens).enumerate() {

@@ -14,6 +14,9 @@ pub struct Group<'a> {
     pub seqs: Vec<Range<usize>>,
 }
 
+/// Some consecutive tokens of a sequence, and the position of the first.
+pub type Part<S> = (u32, S);
+
 /// A packed pass.
 pub struct Batch<'a> {
     pub tokens: Vec<u32>,
@@ -29,8 +32,8 @@ impl<'a> Batch<'a> {
         Self::pack_from(groups.into_iter().map(at_zero).collect())
     }
 
-    /// Packs parts of sequences, each with the position of its first token, group by group.
-    pub fn pack_from<S: AsRef<[u32]>>(groups: Vec<(Option<&'a Adapter>, Vec<(u32, S)>)>) -> Self {
+    /// Packs parts of sequences, group by group.
+    pub fn pack_from<S: AsRef<[u32]>>(groups: Vec<(Option<&'a Adapter>, Vec<Part<S>>)>) -> Self {
         let mut batch = Self { tokens: Vec::new(), positions: Vec::new(), groups: Vec::new() };
         for (adapter, seqs) in groups {
             let first = batch.tokens.len();
