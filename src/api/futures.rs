@@ -47,8 +47,9 @@ pub async fn retrieve(
         }
         Poll::Failed(e) => Ok(Json(failed(e)).into_response()),
         Poll::Pending => {
-            let again =
-                TryAgainResponse { request_id: id.0, queue_state: QueueState::Active, queue_state_reason: None };
+            let reason = app.futures().paused(&id, &owner);
+            let queue_state = reason.as_ref().map_or(QueueState::Active, |_| QueueState::PausedRateLimit);
+            let again = TryAgainResponse { request_id: id.0, queue_state, queue_state_reason: reason };
             Ok((StatusCode::REQUEST_TIMEOUT, Json(again)).into_response())
         }
         Poll::Unknown => Err(ApiError::gone("this promise is unknown: it expired, or the server was restarted since")),
@@ -77,11 +78,15 @@ fn wants_protobuf(headers: &HeaderMap) -> bool {
 }
 
 fn failed(e: Error) -> RequestFailedResponse {
-    let category = match e.category {
+    RequestFailedResponse { category: category(&e), error: e.message }
+}
+
+/// Who has to act (protocol §10.5).
+pub fn category(e: &Error) -> RequestErrorCategory {
+    match e.category {
         Category::User | Category::NotFound => RequestErrorCategory::User,
         Category::Server => RequestErrorCategory::Server,
-    };
-    RequestFailedResponse { error: e.message, category }
+    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use crate::command::{Command, Outcome, TokenEvent};
+use crate::engine::meter::{Consumer, Meter};
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, RequestId, SessionId};
 
@@ -63,11 +65,22 @@ pub struct ModelInfo {
 pub struct Handle {
     tx: Sender<Message>,
     models: Arc<Vec<ModelInfo>>,
+    meter: Meter,
 }
 
 impl Handle {
     pub fn new(tx: Sender<Message>, models: Vec<ModelInfo>) -> Self {
-        Self { tx, models: Arc::new(models) }
+        Self { tx, models: Arc::new(models), meter: Meter::default() }
+    }
+
+    /// Reads the device time that an engine adds to `meter`.
+    pub fn metered(self, meter: Meter) -> Self {
+        Self { meter, ..self }
+    }
+
+    /// Device time spent on this consumer since the last call. All of a request's is there when its outcome is.
+    pub fn take_device_time(&self, consumer: &Consumer) -> Duration {
+        self.meter.take(consumer)
     }
 
     /// The served base models, in the order of the command line.

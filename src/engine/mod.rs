@@ -2,6 +2,7 @@
 
 pub mod handle;
 mod memory;
+pub mod meter;
 mod models;
 mod prefill;
 mod prompt;
@@ -37,6 +38,7 @@ pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, 
     };
     let models = models::Models::load(sources, device, dtype, limits.snapshot_bytes, data_dir.join("snapshots"))?;
     let infos = models.infos(sources);
+    let meter = models.meter.clone();
     let (tx, rx) = mpsc::channel();
     let engine = run::Engine::new(models, rx, limits);
     tracing::info!(data = %data_dir.display(), dtype = ?wanted.dtype, "{}", engine.describe());
@@ -48,5 +50,5 @@ pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, 
         .build();
     let pool = pool.map_err(|e| Error::server(format!("the engine's threads do not start: {e}")))?;
     pool.spawn(move || engine.run());
-    Ok(Handle::new(tx, infos))
+    Ok(Handle::new(tx, infos).metered(meter))
 }

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::command::{SampleOutput, SampleRequest};
+use crate::command::SampleOutput;
 use crate::engine::models::Models;
 use crate::engine::prompt;
 use crate::engine::sources::Source;
+use crate::engine::turns::Waiting;
 use crate::error::Result;
 use crate::kernels::{Mat, Pass, download};
 use crate::model::batch::{Batch, Group};
@@ -38,7 +39,7 @@ pub fn rows_of(sources: &[Arc<Source>], rows: impl Iterator<Item = (u32, u32)>) 
 
 /// A request whose prompt is run, and its weights.
 pub struct Prompt<'a> {
-    pub request: &'a SampleRequest,
+    pub waiting: &'a Waiting,
     pub source: &'a Arc<Source>,
 }
 
@@ -53,26 +54,31 @@ pub struct PromptDone {
 
 /// Runs the prompts of one lane: their caches, what was asked about them, and the logits behind each.
 pub fn run_prompts(models: &Models, taken: &[Prompt]) -> Vec<Result<PromptDone>> {
+    let shares = taken.iter().map(|p| (p.waiting.origin.promise.clone(), p.waiting.request.prompt.len())).collect();
+    models.meter.samples(shares, || run(models, taken))
+}
+
+fn run(models: &Models, taken: &[Prompt]) -> Vec<Result<PromptDone>> {
     let mut groups: Vec<(Option<_>, Vec<&[u32]>)> = Vec::new();
-    for (i, w) in taken.iter().enumerate() {
-        let same = i > 0 && Arc::ptr_eq(w.source, taken[i - 1].source);
+    for (i, p) in taken.iter().enumerate() {
+        let same = i > 0 && Arc::ptr_eq(p.source, taken[i - 1].source);
         if !same {
-            groups.push((w.source.adapter(), Vec::new()));
+            groups.push((p.source.adapter(), Vec::new()));
         }
-        groups.last_mut().expect("just pushed").1.push(&w.request.prompt);
+        groups.last_mut().expect("just pushed").1.push(&p.waiting.request.prompt);
     }
     let batch = Batch::pack(groups);
     let whole = context(models, taken[0].source, &batch);
     let (h, stretches) = whole.prefill(&models.device);
     let seqs = batch.seqs();
     let last: Vec<_> = seqs.iter().map(|s| h.clone().narrow(0, s.end - 1, 1)).collect();
-    let sources: Vec<Arc<Source>> = taken.iter().map(|w| w.source.clone()).collect();
+    let sources: Vec<Arc<Source>> = taken.iter().map(|p| p.source.clone()).collect();
     let last_batch = rows_of(&sources, seqs.iter().map(|s| (batch.tokens[s.end - 1], (s.len() - 1) as u32)));
     let logits = download(context(models, taken[0].source, &last_batch).logits(&Mat::cat(last, 0)));
     let vocab = taken[0].source.base.config().vocab_size;
     let mut done = Vec::with_capacity(taken.len());
-    for (((w, rows), stretch), logits) in taken.iter().zip(seqs).zip(stretches).zip(logits.chunks(vocab)) {
-        let output = prompt::outputs(&whole, w.request, w.source, &h, rows);
+    for (((p, rows), stretch), logits) in taken.iter().zip(seqs).zip(stretches).zip(logits.chunks(vocab)) {
+        let output = prompt::outputs(&whole, &p.waiting.request, p.source, &h, rows);
         done.push(output.map(|output| PromptDone { output, stretch, logits: logits.to_vec() }));
     }
     done

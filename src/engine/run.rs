@@ -10,6 +10,7 @@ use crate::command::{Command, Datum, Outcome, RunCommand, Save};
 use crate::config::limits::Limits;
 use crate::engine::handle::{Message, NOW, Reply, Stopped, Submission};
 use crate::engine::memory::{self, Budgets};
+use crate::engine::meter::Consumer;
 use crate::engine::models::{Models, Run, lost};
 use crate::engine::sample::{Sampler, SamplerLimits};
 use crate::engine::train::{self, Request, Requests};
@@ -143,7 +144,12 @@ impl Engine {
         let kernels = self.models.kernels;
         let result = match command {
             RunCommand::OptimStep(params) => match self.models.run_mut(model) {
-                Some(run) => train::optim_step(run, kernels, &params),
+                Some(run) => {
+                    let start = Instant::now();
+                    let stepped = train::optim_step(run, kernels, &params);
+                    self.models.meter.spent(start.elapsed(), vec![(Consumer::Run(model.clone()), 1)]);
+                    stepped
+                }
                 None => Err(lost(model)),
             },
             RunCommand::Save(Save::Snapshot { sampler }) => {

@@ -205,7 +205,7 @@ impl Sampler {
     fn prefill(&mut self, models: &Models, mut taken: Vec<(Waiting, Arc<Source>)>) {
         // Requests of one adapter lie side by side, so that it acts on them in one product.
         taken.sort_by_key(|(_, source)| Arc::as_ptr(source) as usize);
-        let prompts: Vec<Prompt> = taken.iter().map(|(w, source)| Prompt { request: &w.request, source }).collect();
+        let prompts: Vec<Prompt> = taken.iter().map(|(w, source)| Prompt { waiting: w, source }).collect();
         match catch_unwind(AssertUnwindSafe(|| prefill::run_prompts(models, &prompts))) {
             Ok(results) => {
                 for ((w, source), result) in taken.into_iter().zip(results) {
@@ -392,8 +392,8 @@ impl Sampler {
         let sources: Vec<Arc<Source>> = now.iter().map(|a| self.job(a.job).source.clone()).collect();
         let batch = rows_of(&sources, now.iter().map(|a| (a.last_token(), a.cache.len() as u32)));
         let context = context(models, &sources[0], &batch);
+        let shares = now.iter().map(|a| (self.job(a.job).origin.promise.clone(), 1)).collect();
         let mut caches: Vec<&mut KvCache> = now.iter_mut().map(|a| &mut a.cache).collect();
-        let h = context.decode(&mut caches);
-        download(context.logits(&h))
+        models.meter.samples(shares, || download(context.logits(&context.decode(&mut caches))))
     }
 }
