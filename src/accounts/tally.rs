@@ -81,12 +81,38 @@ fn of_sample(request: &SampleRequest, tokens: u64) -> Counters {
 }
 
 #[cfg(test)]
+pub mod testing {
+    use crate::command::{Command, Origin, SampleRequest, SampleSource, SamplingParams, Stop};
+    use crate::ids::{OwnerId, RequestId, SessionId};
+
+    /// Of a prompt of so many tokens.
+    pub fn sample(owner: OwnerId, prompt: usize, num_samples: usize) -> Command {
+        let params = SamplingParams { max_tokens: 9, seed: 0, stop: Stop::Eos, temperature: 1.0, top_k: 0, top_p: 1.0 };
+        let request = SampleRequest {
+            base: "m".into(),
+            source: SampleSource::Base,
+            prompt: vec![1; prompt],
+            num_samples,
+            params,
+            prompt_logprobs: false,
+            prompt_logprobs_last_n: None,
+            topk_prompt_logprobs: 0,
+            topk_sample_logprobs: 0,
+            prompt_targets: None,
+            prompt_alt_tokens_k: 0,
+        };
+        let origin = Origin { owner, session: SessionId("s".into()), promise: RequestId("p".into()) };
+        Command::Sample { origin, request }
+    }
+}
+
+#[cfg(test)]
 mod tests {
+    use super::testing::sample;
     use super::*;
     use crate::accounts::runs::LiveRun;
-    use crate::command::{Datum, Loss, LossInputs, Origin, SampleOutput, SampleSource, SamplingParams, Sequence};
-    use crate::command::{Stop, StopReason};
-    use crate::ids::{OwnerId, RequestId, SessionId};
+    use crate::command::{Datum, Loss, LossInputs, SampleOutput, Sequence, StopReason};
+    use crate::ids::{OwnerId, SessionId};
 
     fn forward_backward(forward_only: bool) -> Command {
         let datum = |n: usize| Datum {
@@ -121,23 +147,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_prefilled_once_for_all_its_samples() {
-        let params = SamplingParams { max_tokens: 9, seed: 0, stop: Stop::Eos, temperature: 1.0, top_k: 0, top_p: 1.0 };
-        let request = SampleRequest {
-            base: "m".into(),
-            source: SampleSource::Base,
-            prompt: vec![1; 5],
-            num_samples: 3,
-            params,
-            prompt_logprobs: false,
-            prompt_logprobs_last_n: None,
-            topk_prompt_logprobs: 0,
-            topk_sample_logprobs: 0,
-            prompt_targets: None,
-            prompt_alt_tokens_k: 0,
-        };
-        let session = SessionId("s".into());
-        let origin = Origin { owner: OwnerId("o".into()), session, promise: RequestId("p".into()) };
-        let command = Command::Sample { origin, request };
+        let command = sample(OwnerId("o".into()), 5, 3);
         let sequence = |n: usize| Sequence {
             tokens: vec![2; n],
             logprobs: vec![0.0; n],

@@ -17,6 +17,9 @@ use crate::store::usage::{Counters, UsageKey};
 /// Keys counted in memory between two flushes. Beyond it, only account and base model are told apart.
 const MAX_KEYS: usize = 1 << 17;
 
+/// Storage is counted in steps of at least this: each takes a look at every checkpoint.
+const STORAGE_STEP: TimeDelta = TimeDelta::seconds(1);
+
 /// Samplers whose run is remembered.
 const MAX_SAMPLERS: usize = 1 << 14;
 
@@ -109,11 +112,11 @@ impl Usage {
         let (usage, store) = (self.clone(), store.clone());
         let written = tokio::spawn(async move {
             let mut writing = usage.0.writing.lock().await;
-            if let Some(now) = storage {
+            if let Some(now) = storage.filter(|now| *now - writing.stored_until >= STORAGE_STEP) {
                 for stored in store.stored().await? {
                     usage.add_storage(&stored, writing.stored_until, now);
                 }
-                writing.stored_until = writing.stored_until.max(now);
+                writing.stored_until = now;
             }
             let counted = std::mem::take(&mut *usage.pending());
             let written = writing.write(&store, &counted).await;
@@ -256,7 +259,7 @@ mod tests {
         usage.add_at(spender(Work::Other), &three, at("11:00:00"));
         usage.flush(&store, at("11:00:01")).await.unwrap();
         let filter = UsageFilter::all(&OwnerId("o".into()), at("10:00:00"), at("12:00:00"));
-        let rows = store.usage(&filter).await.unwrap();
+        let rows = store.usage_by_hour(&filter).await.unwrap();
         let tokens: Vec<_> = rows.iter().map(|(key, c)| (key.hour, c.train_tokens, c.device_micros)).collect();
         assert_eq!(tokens, [(at("10:00:00"), 9, 30), (at("11:00:00"), 3, 10)]);
     }
@@ -272,7 +275,7 @@ mod tests {
         assert!(usage.flush(&closed, at("10:11:00")).await.is_err());
         usage.flush(&store, at("10:12:00")).await.unwrap();
         let filter = UsageFilter::all(&OwnerId("o".into()), at("10:00:00"), at("11:00:00"));
-        assert_eq!(store.usage(&filter).await.unwrap()[0].1.checkpoints, 1);
+        assert_eq!(store.usage_by_hour(&filter).await.unwrap()[0].1.checkpoints, 1);
     }
 
     #[tokio::test]
@@ -291,7 +294,7 @@ mod tests {
         usage.let_go(&Stored { expires_at: Some(at("10:30:05")), ..stored }, at("11:00:00")).await;
         usage.flush(&store, at("11:00:10")).await.unwrap();
         let filter = UsageFilter::all(&OwnerId("o".into()), at("10:00:00"), at("12:00:00"));
-        let rows = store.usage(&filter).await.unwrap();
+        let rows = store.usage_by_hour(&filter).await.unwrap();
         let seconds: Vec<_> = rows.iter().map(|(_, c)| c.storage_byte_seconds).collect();
         assert_eq!(seconds, [1_805_000, 10_000]);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{TimeDelta, Utc};
 use tinderbox_client::types::billing::{
     BillingEventInfo, BillingUsageEvent, BillingUsageQuery, BillingUsageResponse, BillingUsageSession,
     CheckpointStorageItem, CheckpointStorageQuery, CheckpointStorageResponse,
@@ -23,9 +23,6 @@ use super::state::App;
 /// A gigabyte, as storage is measured.
 pub const GIGABYTE: f64 = 1e9;
 
-/// What one event is about.
-type Bucket = (DateTime<Utc>, Option<SessionId>, String);
-
 /// Counted up to this moment.
 pub async fn events(
     State(app): State<App>,
@@ -34,27 +31,23 @@ pub async fn events(
 ) -> ApiResult<Json<BillingUsageResponse>> {
     let (from, until) = window(q.starting_on.as_deref(), q.ending_before.as_deref(), Utc::now())?;
     app.futures().usage().flush(app.store(), Utc::now()).await?;
-    let mut buckets: BTreeMap<Bucket, Counters> = BTreeMap::new();
-    for (key, counters) in app.store().usage(&UsageFilter::all(&owner, from, until)).await? {
-        *buckets.entry((key.hour, key.session, key.base_model)).or_default() += counters;
-    }
     let mut response = BillingUsageResponse::default();
     let mut projects = BTreeMap::new();
-    for ((hour, session, base_model), counters) in &buckets {
-        if let Some(id) = session
+    for (key, counters) in app.store().usage_by_hour(&UsageFilter::all(&owner, from, until)).await? {
+        if let Some(id) = &key.session
             && !response.sessions.contains_key(&id.0)
         {
             let (metadata, project) = about(&app, id).await?;
             response.sessions.insert(id.0.clone(), metadata);
             projects.insert(id.clone(), project);
         }
-        let project_id = session.as_ref().and_then(|id| projects.get(id).cloned().flatten());
-        response.data.extend(kinds(counters).into_iter().map(|event_info| BillingUsageEvent {
-            bucket_start: *hour,
-            bucket_end: *hour + TimeDelta::hours(1),
-            base_model: Some(base_model.clone()),
+        let project_id = key.session.as_ref().and_then(|id| projects.get(id).cloned().flatten());
+        response.data.extend(kinds(&counters).into_iter().map(|event_info| BillingUsageEvent {
+            bucket_start: key.hour,
+            bucket_end: key.hour + TimeDelta::hours(1),
+            base_model: Some(key.base_model.clone()),
             user_id: Some(owner.0.clone()),
-            session_id: session.as_ref().map(|id| id.0.clone()),
+            session_id: key.session.as_ref().map(|id| id.0.clone()),
             project_id: project_id.clone(),
             event_info,
         }));
@@ -123,6 +116,8 @@ fn token_count(info: &BillingEventInfo) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use chrono::DateTime;
+
     use crate::accounts::usage::{Spender, Work, hour_of};
     use crate::api::testing::{self, owner};
     use crate::ids::OwnerId;

@@ -53,8 +53,8 @@ pub async fn list(
 pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {
     let path = path(segments)?;
     let row = app.owned(&owner, &path).await?;
-    app.futures().usage().let_go(&(&row).into(), Utc::now()).await;
     let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
+    app.futures().usage().let_go(&(&row).into(), Utc::now()).await;
     app.futures().discard(dir);
     Ok(Json(json!({})))
 }

@@ -1,15 +1,13 @@
 //! `GET /usage`: what an account took, by run, session and day, and what it stores now.
 
-use std::collections::BTreeMap;
-
 use axum::Json;
 use axum::extract::State;
-use chrono::{DateTime, NaiveDate, Utc};
+use chrono::{TimeDelta, Utc};
 use tinderbox_client::types::usage::{StorageNow, StoredCheckpoint, UsageCounts, UsageQuery, UsageResponse, UsageRow};
 
 use crate::error::Result;
-use crate::ids::{ModelId, OwnerId, SamplerId, SessionId};
-use crate::store::usage::{Counters, UsageFilter};
+use crate::ids::{ModelId, OwnerId, SessionId};
+use crate::store::usage::{Counters, UsageFilter, UsageKey};
 use crate::validate::billing::day;
 
 use super::access::no_run;
@@ -19,11 +17,11 @@ use super::error::ApiResult;
 use super::query::QueryOf;
 use super::state::App;
 
+/// How far back it goes when no day is named.
+const DAYS: i64 = 31;
+
 /// Checkpoints listed; sums are of all of them.
 const MAX_LISTED: u64 = 1000;
-
-/// What one row is about.
-type Line = (NaiveDate, Option<SessionId>, Option<ModelId>, Option<SamplerId>, String);
 
 /// Counted up to this moment.
 pub async fn usage(
@@ -33,7 +31,7 @@ pub async fn usage(
 ) -> ApiResult<Json<UsageResponse>> {
     let (from, until) = match &q.day {
         Some(text) => day(text)?,
-        None => (DateTime::UNIX_EPOCH, Utc::now() + chrono::TimeDelta::hours(1)),
+        None => (Utc::now() - TimeDelta::days(DAYS), Utc::now() + TimeDelta::hours(1)),
     };
     let (session, run) = (q.session_id.map(SessionId), q.run_id.map(ModelId));
     if let Some(id) = &session {
@@ -41,32 +39,27 @@ pub async fn usage(
     }
     app.futures().usage().flush(app.store(), Utc::now()).await?;
     let filter = UsageFilter { owner: owner.clone(), from, until, session, run };
-    let rows = app.store().usage(&filter).await?;
+    let rows = app.store().usage_by_day(&filter).await?;
     if let Some(run) = &filter.run
         && rows.is_empty()
     {
         // Somebody else's published weights may have been sampled; a run nobody here used is not found.
         app.known().run(app.store(), run).await?.filter(|r| r.owner == owner).ok_or_else(|| no_run(run))?;
     }
-    let mut lines: BTreeMap<Line, Counters> = BTreeMap::new();
     let mut total = Counters::default();
-    for (key, counters) in rows {
-        total += counters;
-        let line = (key.hour.date_naive(), key.session, key.run, key.sampler, key.base_model);
-        *lines.entry(line).or_default() += counters;
-    }
-    let data = lines.into_iter().map(|(line, counters)| row(line, &counters)).collect();
+    rows.iter().for_each(|(_, counters)| total += *counters);
+    let data = rows.into_iter().map(|(key, counters)| row(key, &counters)).collect();
     let storage = storage(&app, &owner, filter.run.as_ref()).await?;
     Ok(Json(UsageResponse { total: counts(&total), data, storage }))
 }
 
-fn row((day, session, run, sampler, base_model): Line, counters: &Counters) -> UsageRow {
+fn row(key: UsageKey, counters: &Counters) -> UsageRow {
     UsageRow {
-        day,
-        session_id: session.map(|id| id.0),
-        run_id: run.map(|id| id.0),
-        sampler_id: sampler.map(|id| id.0),
-        base_model,
+        day: key.hour.date_naive(),
+        session_id: key.session.map(|id| id.0),
+        run_id: key.run.map(|id| id.0),
+        sampler_id: key.sampler.map(|id| id.0),
+        base_model: key.base_model,
         counts: counts(counters),
     }
 }

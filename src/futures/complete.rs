@@ -131,10 +131,7 @@ impl Guard {
         let device = self.consumer.take().map(|consumer| self.futures.engine.take_device_time(&consumer));
         let took = if succeeded { self.took } else { Counters::default() };
         let took = Counters { device_micros: device.unwrap_or_default().as_micros() as u64, ..took };
-        if let Some(spender) = self.tally.spender.take().filter(|_| took != Counters::default()) {
-            self.futures.pace.spend(&spender.owner, took.sampled_tokens);
-            self.futures.usage.add(spender, &took);
-        }
+        self.futures.took(self.tally.spender.take(), took);
     }
 }
 
@@ -203,13 +200,17 @@ impl Completion {
 async fn list(futures: &Futures, row: &CheckpointRow, overwrite: bool) -> Result<()> {
     let store = &futures.store;
     futures.check_disk(&row.owner, &row.path, row.size_bytes).await?;
-    if !overwrite && store.checkpoint(&row.path).await?.is_some() {
+    let replaced = store.checkpoint(&row.path).await?;
+    if !overwrite && replaced.is_some() {
         return Err(Error::user(format!("{} exists; save with overwrite=true or under another name", row.path)));
     }
     if let Some(old) = store.put_checkpoint(row).await?
         && old != row.dir
     {
         futures.discard(old);
+    }
+    if let Some(replaced) = replaced {
+        futures.usage.let_go(&(&replaced).into(), Utc::now()).await;
     }
     Ok(())
 }

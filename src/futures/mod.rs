@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod complete;
+mod direct;
 mod discard;
 mod explain;
 pub mod issue;
@@ -23,11 +24,12 @@ use tokio::sync::watch;
 
 use crate::accounts::Accounts;
 use crate::accounts::runs::Runs;
-use crate::accounts::usage::Usage;
+use crate::accounts::usage::{Spender, Usage};
 use crate::engine::handle::Handle;
 use crate::error::Error;
 use crate::ids::{OwnerId, RequestId, SessionId};
 use crate::store::Store;
+use crate::store::usage::Counters;
 
 use admission::{Admission, Room};
 use issue::Key;
@@ -116,6 +118,14 @@ impl Futures {
     /// What everybody took.
     pub fn usage(&self) -> &Usage {
         &self.usage
+    }
+
+    /// Counts what a request took.
+    fn took(&self, spender: Option<Spender>, took: Counters) {
+        if let Some(spender) = spender.filter(|_| took != Counters::default()) {
+            self.pace.spend(&spender.owner, took.sampled_tokens);
+            self.usage.add(spender, &took);
+        }
     }
 
     /// The first `limit` of an owner's unfinished requests, how many it has, and how many all owners have.

@@ -91,20 +91,40 @@ impl Store {
         Ok(transaction.commit().await?)
     }
 
-    /// An account's rows, oldest hour first.
-    pub async fn usage(&self, filter: &UsageFilter) -> Result<Vec<(UsageKey, Counters)>> {
-        let rows = sqlx::query(
-            "SELECT * FROM usage WHERE owner = $1 AND hour >= $2 AND hour < $3 \
+    /// An account's sums by hour, session and base model, oldest hour first.
+    pub async fn usage_by_hour(&self, filter: &UsageFilter) -> Result<Vec<(UsageKey, Counters)>> {
+        self.usage_sums(filter, "hour", "'' AS run_id, '' AS sampler_id", "session_id, base_model").await
+    }
+
+    /// An account's sums by day, session, run or sampler, and base model, oldest day first; each key's hour is the
+    /// beginning of the day.
+    pub async fn usage_by_day(&self, filter: &UsageFilter) -> Result<Vec<(UsageKey, Counters)>> {
+        let day = "(hour / 86400000000) * 86400000000";
+        self.usage_sums(filter, day, "run_id, sampler_id", "session_id, run_id, sampler_id, base_model").await
+    }
+
+    async fn usage_sums(
+        &self,
+        filter: &UsageFilter,
+        bucket: &str,
+        work: &str,
+        group: &str,
+    ) -> Result<Vec<(UsageKey, Counters)>> {
+        let sums = COUNTERS.map(|c| format!("CAST(SUM({c}) AS BIGINT) AS {c}")).join(", ");
+        let sql = format!(
+            "SELECT owner, {bucket} AS bucket, session_id, {work}, base_model, {sums} FROM usage \
+             WHERE owner = $1 AND hour >= $2 AND hour < $3 \
              AND ($4 = '' OR session_id = $4) AND ($5 = '' OR run_id = $5) \
-             ORDER BY hour, session_id, run_id, sampler_id, base_model",
-        )
-        .bind(&filter.owner.0)
-        .bind(micros(filter.from))
-        .bind(micros(filter.until))
-        .bind(filter.session.as_ref().map_or("", |s| &s.0))
-        .bind(filter.run.as_ref().map_or("", |r| &r.0))
-        .fetch_all(&self.pool)
-        .await?;
+             GROUP BY owner, {bucket}, {group} ORDER BY bucket, {group}"
+        );
+        let rows = sqlx::query(&sql)
+            .bind(&filter.owner.0)
+            .bind(micros(filter.from))
+            .bind(micros(filter.until))
+            .bind(filter.session.as_ref().map_or("", |s| &s.0))
+            .bind(filter.run.as_ref().map_or("", |r| &r.0))
+            .fetch_all(&self.pool)
+            .await?;
         rows.iter().map(read).collect()
     }
 
@@ -155,7 +175,7 @@ fn read(row: &AnyRow) -> Result<(UsageKey, Counters)> {
     let named = |column| Ok::<_, crate::error::Error>(Some(row.text(column)?).filter(|text| !text.is_empty()));
     let key = UsageKey {
         owner: OwnerId(row.text("owner")?),
-        hour: row.time("hour")?,
+        hour: row.time("bucket")?,
         session: named("session_id")?.map(SessionId),
         run: named("run_id")?.map(ModelId),
         sampler: named("sampler_id")?.map(SamplerId),
@@ -177,12 +197,13 @@ fn read(row: &AnyRow) -> Result<(UsageKey, Counters)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use chrono::TimeDelta;
+    use chrono::{DurationRound, TimeDelta};
 
     fn key(owner: &str, hour: i64, run: Option<&str>) -> UsageKey {
         UsageKey {
             owner: OwnerId(owner.into()),
-            hour: DateTime::from_timestamp(1_700_000_000 / 3600 * 3600 + hour * 3600, 0).unwrap(),
+            // From 2023-11-14T10:00:00Z.
+            hour: DateTime::from_timestamp(1_699_956_000 + hour * 3600, 0).unwrap(),
             session: run.map(|_| SessionId("s".into())),
             run: run.map(|r| ModelId(r.into())),
             sampler: run.is_none().then(|| SamplerId("s:sample:0".into())),
@@ -211,13 +232,17 @@ mod tests {
         let mut twice = each;
         twice += each;
         let mut filter = UsageFilter::all(&run.owner, run.hour, none.hour + TimeDelta::hours(1));
-        assert_eq!(store.usage(&filter).await.unwrap(), [(run.clone(), twice), (none.clone(), twice)]);
+        let day =
+            |key: &UsageKey| UsageKey { hour: key.hour.duration_trunc(TimeDelta::days(1)).unwrap(), ..key.clone() };
+        assert_eq!(store.usage_by_day(&filter).await.unwrap(), [(day(&none), twice), (day(&run), twice)]);
+        let hour = |key: &UsageKey| UsageKey { run: None, sampler: None, ..key.clone() };
+        assert_eq!(store.usage_by_hour(&filter).await.unwrap(), [(hour(&run), twice), (hour(&none), twice)]);
         filter.run = run.run.clone();
-        assert_eq!(store.usage(&filter).await.unwrap(), [(run.clone(), twice)]);
+        assert_eq!(store.usage_by_day(&filter).await.unwrap(), [(day(&run), twice)]);
         (filter.run, filter.session) = (None, Some(SessionId("t".into())));
-        assert!(store.usage(&filter).await.unwrap().is_empty());
+        assert!(store.usage_by_day(&filter).await.unwrap().is_empty());
         let until = UsageFilter::all(&run.owner, run.hour, none.hour);
-        assert_eq!(store.usage(&until).await.unwrap().len(), 1, "the end is exclusive");
+        assert_eq!(store.usage_by_hour(&until).await.unwrap().len(), 1, "the end is exclusive");
         assert_eq!(store.purge_usage(none.hour).await.unwrap(), 2);
         assert_eq!(store.purge_usage(none.hour).await.unwrap(), 0);
     }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::{Deserialize, Serialize};
 
-/// Query of `GET /usage`; without any of them, all that is kept.
+/// Query of `GET /usage`; without a day, the last 31.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
 pub struct UsageQuery {
