@@ -57,7 +57,8 @@ mod tests {
         let sampler = SamplerId("s:sample:0".into());
         let run = ModelId("r:train:0".into());
         for work in [Work::Run(run.clone()), Work::Sampler(sampler.clone())] {
-            ask(work).unwrap()(Ok(Outcome::Sampled(SampleOutput::default())));
+            let Ok(reply) = ask(work) else { panic!("there is room for two") };
+            reply(Ok(Outcome::Sampled(SampleOutput::default())));
         }
         assert!(ask(Work::Other).err().unwrap().0.contains("requests_per_minute: limit 2, used 2"));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [true, true]);
