@@ -5,6 +5,7 @@ pub mod config;
 pub mod error;
 pub mod ids;
 
+pub mod accounts;
 pub mod api;
 pub mod checkpoint;
 pub mod device;

@@ -52,8 +52,9 @@ pub async fn list(
 /// The row goes first: a directory that stays costs disk, a row without one would be a lie. Its files go a while later.
 pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {
     let path = path(segments)?;
-    app.owned(&owner, &path).await?;
+    let row = app.owned(&owner, &path).await?;
     let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
+    app.futures().usage().let_go(&(&row).into(), Utc::now()).await;
     app.futures().discard(dir);
     Ok(Json(json!({})))
 }

@@ -94,6 +94,7 @@ impl Creation {
         let completion = Completion::Create { row: row.clone(), path };
         let (id, meaning) = (RequestId::random(), self.meaning);
         let request = Request { id, owner, key, meaning, command, completion, permit: None };
+        app.begin_run(&row)?;
         let issued = app.futures().issue(request)?;
         if issued.new {
             let (session, owner) = (row.session.clone(), row.owner.clone());

@@ -47,7 +47,17 @@ pub async fn retrieve(
             Ok(app.heavy(move || answers::response(&answer, protobuf)).await?)
         }
         Poll::Failed(e) => Ok(Json(failed(e)).into_response()),
-        Poll::Pending(wait) => Ok((StatusCode::REQUEST_TIMEOUT, Json(try_again(id, wait))).into_response()),
+        Poll::Pending(wait) => {
+            let again = match app.futures().paused(&id, &owner) {
+                Some(reason) => TryAgainResponse {
+                    request_id: id.0,
+                    queue_state: QueueState::PausedRateLimit,
+                    queue_state_reason: Some(reason),
+                },
+                None => try_again(id, wait),
+            };
+            Ok((StatusCode::REQUEST_TIMEOUT, Json(again)).into_response())
+        }
         Poll::Unknown => Err(ApiError::gone("this promise is unknown: it expired, or the server was restarted since")),
     }
 }
@@ -84,11 +94,15 @@ fn wants_protobuf(headers: &HeaderMap) -> bool {
 }
 
 fn failed(e: Error) -> RequestFailedResponse {
-    let category = match e.category {
+    RequestFailedResponse { category: category(&e), error: e.message }
+}
+
+/// Who has to act (protocol §10.5).
+pub fn category(e: &Error) -> RequestErrorCategory {
+    match e.category {
         Category::User | Category::NotFound => RequestErrorCategory::User,
         Category::Server => RequestErrorCategory::Server,
-    };
-    RequestFailedResponse { error: e.message, category }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod access;
 mod answers;
 mod archive;
 mod auth;
+mod billing;
 mod body;
 mod checkpoints;
 mod create;
@@ -15,12 +16,14 @@ mod known;
 mod load;
 mod numbers;
 mod query;
+mod quota;
 mod sampling;
 mod save;
 mod sequences;
 mod service;
 mod sessions;
 pub mod state;
+mod status;
 mod submit;
 #[cfg(test)]
 mod testing;
@@ -28,6 +31,7 @@ mod trace;
 mod training;
 mod training_runs;
 mod unzstd;
+mod usage;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -79,6 +83,10 @@ pub fn router(app: App) -> Router {
         .route("/models/{run_id}/checkpoints", get(checkpoints::list_of_run))
         .nest("/training_runs/{run_id}/checkpoints/{kind}/{name}", checkpoint)
         .route("/checkpoints", get(checkpoints::list))
+        .route("/billing/usage/events", get(billing::events))
+        .route("/billing/usage/checkpoints/current", get(billing::current_storage))
+        .route("/usage", get(usage::usage))
+        .route("/status", get(status::status))
         .route_layer(from_fn_with_state(app.clone(), auth::require_key));
     let open = Router::new()
         .route("/healthz", get(service::healthz))

@@ -9,6 +9,7 @@ use tinderbox_client::types::sampling::{
     JoinSamplingSessionResponse, SampleRequest,
 };
 
+use crate::accounts::tally::tokens;
 use crate::command::{Command, Origin, SampleSource};
 use crate::error::{Error, Result};
 use crate::futures::admission::size_bytes;
@@ -145,6 +146,7 @@ pub async fn asample(
     let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };
     let command = Command::Sample { origin, request: checked.request };
     permit.grow(size_bytes(&command))?;
+    app.futures().pace().admit(&owner, tokens(&command))?;
     let completion = Completion::Sample { targets: checked.targets, path };
     let request = Request { id: promise, owner, key, meaning, command, completion, permit: Some(permit) };
     let issued = app.futures().issue(request)?;

@@ -20,6 +20,7 @@ use crate::validate::weights::{new_path, recipients, ttl};
 use super::auth::Owner;
 use super::body::NumberedBody;
 use super::error::ApiResult;
+use super::quota::refused;
 use super::state::App;
 use super::submit::{Numbered, Promise};
 
@@ -47,6 +48,7 @@ pub async fn save_weights(
         let taken = Error::user(format!("{path} exists; save with overwrite=true or under another name"));
         n.checked(&app, Err::<(), _>(taken))?;
     }
+    room(&app, &n, &path).await?;
     let row = new_row(&app, &n, path, r.user_metadata);
     let save = Save::Training { dir: row.dir.clone() };
     n.issue(&app, meaning, RunCommand::Save(save), Completion::Save { row, ttl, overwrite: r.overwrite })
@@ -66,6 +68,10 @@ pub async fn save_weights_for_sampler(
             let path = n.checked(&app, new_path(&n.run.row.id, CheckpointKind::Sampler, Some(name), n.seq))?;
             let ttl = n.checked(&app, ttl(r.ttl_seconds))?;
             n.checked(&app, bounded("user_metadata", &r.user_metadata))?;
+            if let Some(promise) = n.repeated(&app, meaning)? {
+                return Ok(promise);
+            }
+            room(&app, &n, &path).await?;
             let row = new_row(&app, &n, path, r.user_metadata);
             let save = Save::Sampler { dir: row.dir.clone() };
             n.issue(&app, meaning, RunCommand::Save(save), Completion::Save { row, ttl, overwrite: true })
@@ -119,9 +125,19 @@ pub async fn save_weights_external(
     let path = n.checked(&app, new_path(&n.run.row.id, CheckpointKind::External, Some(&r.path), n.seq))?;
     let ttl = n.checked(&app, ttl(r.ttl_seconds))?;
     let recipients = n.checked(&app, recipients(r.age_encryption_recipients))?;
+    if let Some(promise) = n.repeated(&app, meaning)? {
+        return Ok(promise);
+    }
+    room(&app, &n, &path).await?;
     let row = new_row(&app, &n, path, None);
     let save = Save::External { dir: row.dir.clone(), recipients };
     n.issue(&app, meaning, RunCommand::Save(save), Completion::Save { row, ttl, overwrite: true })
+}
+
+/// Refuses when the account's disk is full already; what is written is measured again before it is listed.
+async fn room(app: &App, n: &Numbered, path: &CheckpointPath) -> ApiResult<()> {
+    let room = app.futures().check_disk(&n.owner, path, 0).await;
+    n.checked(app, room).map_err(refused)
 }
 
 fn new_row(app: &App, n: &Numbered, path: CheckpointPath, user_metadata: Option<Metadata>) -> CheckpointRow {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
+use crate::accounts::Accounts;
 use crate::checkpoint::links::Links;
 use crate::config::Config;
 use crate::config::auth::Keys;
@@ -49,7 +50,9 @@ impl App {
         let retention =
             Retention { time: limits.result_retention, bytes: limits.result_bytes, files: FILES_OUTLIVE_ROW };
         let room = Room { bytes: limits.pending_bytes, requests: limits.pending_requests };
-        let futures = Futures::new(engine.clone(), store.clone(), retention, room, config.store.data_dir.clone());
+        let accounts = Accounts::new(config.quotas.clone());
+        let data_dir = config.store.data_dir.clone();
+        let futures = Futures::new(engine.clone(), store.clone(), retention, room, accounts, data_dir);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let keys = config.auth.table();
         Self(Arc::new(Shared {
@@ -60,7 +63,7 @@ impl App {
             futures,
             links,
             known: Known::default(),
-            unlimited: Admission::new(Room::UNLIMITED),
+            unlimited: Admission::new(Room::UNLIMITED, Accounts::default()),
             heavy: Semaphore::new(cores),
             secret: rand::random(),
         }))

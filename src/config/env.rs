@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 const PREFIX: &str = "TINDERBOX_";
 
 /// Every variable of our own. A name outside this list would be a setting that silently does nothing.
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 28] = [
     "TINDERBOX_MODEL",
     "TINDERBOX_HOST",
     "TINDERBOX_PORT",
@@ -34,6 +34,10 @@ const KNOWN: [&str; 24] = [
     "TINDERBOX_ACTIVATION_BYTES",
     "TINDERBOX_KV_CACHE_BYTES",
     "TINDERBOX_SNAPSHOT_BYTES",
+    "TINDERBOX_QUOTA_MAX_RUNS",
+    "TINDERBOX_QUOTA_REQUESTS_PER_MINUTE",
+    "TINDERBOX_QUOTA_TOKENS_PER_MINUTE",
+    "TINDERBOX_QUOTA_DISK_BYTES",
 ];
 
 /// Variables of others that have a meaning here too.

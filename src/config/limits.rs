@@ -87,11 +87,11 @@ fn bytes(env: &Env, name: &'static str, default: u64) -> Result<u64> {
 }
 
 /// At least 1 MiB: a limit below it would refuse ordinary requests.
-fn optional_bytes(env: &Env, name: &'static str) -> Result<Option<u64>> {
+pub(super) fn optional_bytes(env: &Env, name: &'static str) -> Result<Option<u64>> {
     env.parse::<Bytes>(name)?.map(|b| ranged(name, b.0, MIB..=1 << 50)).transpose()
 }
 
-fn ranged<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<T> {
+pub(super) fn ranged<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<T> {
     if range.contains(&value) {
         return Ok(value);
     }

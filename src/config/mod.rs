@@ -7,6 +7,7 @@ pub mod env;
 pub mod hub;
 pub mod limits;
 pub mod models;
+pub mod quotas;
 pub mod serve;
 pub mod store;
 
@@ -21,6 +22,7 @@ use env::Env;
 use hub::Hub;
 use limits::Limits;
 use models::ModelArg;
+use quotas::Quotas;
 use serve::ServeArgs;
 use store::Store;
 
@@ -34,6 +36,8 @@ pub struct Config {
     pub auth: Auth,
     pub hub: Hub,
     pub limits: Limits,
+    /// Of accounts that have none of their own.
+    pub quotas: Quotas,
 }
 
 impl Config {
@@ -52,6 +56,7 @@ impl Config {
             auth,
             hub: Hub::from_env(env),
             limits: Limits::from_env(env)?,
+            quotas: Quotas::from_env(env)?,
         })
     }
 
@@ -65,6 +70,7 @@ impl Config {
             auth: Auth::default(),
             hub: Hub { cache_dir: data_dir.join("hub"), offline: true },
             limits: Limits::default(),
+            quotas: Quotas::default(),
         }
     }
 }

@@ -123,9 +123,9 @@ impl Sampler {
         let sources: Vec<Arc<Source>> = now.iter().map(|a| self.job(a.job).source.clone()).collect();
         let batch = rows_of(&sources, now.iter().map(|a| (a.last_token(), a.cache.len() as u32)));
         let context = context(models, &sources[0], &batch);
+        let shares = now.iter().map(|a| (self.job(a.job).origin.promise.clone(), 1)).collect();
         let mut caches: Vec<&mut KvCache> = now.iter_mut().map(|a| &mut a.cache).collect();
-        let h = context.decode(&mut caches);
-        download(context.logits(&h))
+        models.meter.samples(shares, || download(context.logits(&context.decode(&mut caches))))
     }
 }
 

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use crate::command::{Command, Outcome, TokenEvent};
 use crate::engine::load::{Board, Done, Load};
+use crate::engine::meter::{Consumer, Meter};
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
 
@@ -72,11 +74,12 @@ pub struct Handle {
     models: Arc<Vec<ModelInfo>>,
     tickets: Arc<AtomicU64>,
     board: Board,
+    meter: Meter,
 }
 
 impl Handle {
     pub fn new(tx: Sender<Message>, models: Vec<ModelInfo>) -> Self {
-        Self { tx, models: Arc::new(models), tickets: Arc::default(), board: Board::default() }
+        Self { tx, models: Arc::new(models), tickets: Arc::default(), board: Board::default(), meter: Meter::default() }
     }
 
     /// Where the engine's thread leaves its picture of the queues.
@@ -97,6 +100,16 @@ impl Handle {
     /// Replaces the weights of the owners' shares of the device; who is not named has 1.
     pub fn set_weights(&self, weights: HashMap<OwnerId, f64>) {
         let _ = self.tx.send(Message::Weights(weights));
+    }
+
+    /// Reads the device time that an engine adds to `meter`.
+    pub fn metered(self, meter: Meter) -> Self {
+        Self { meter, ..self }
+    }
+
+    /// Device time spent on this consumer since the last call. All of a request's is there when its outcome is.
+    pub fn take_device_time(&self, consumer: &Consumer) -> Duration {
+        self.meter.take(consumer)
     }
 
     /// The served base models, in the order of the command line.

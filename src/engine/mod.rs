@@ -6,6 +6,7 @@ mod inbox;
 mod job;
 pub mod load;
 mod memory;
+pub mod meter;
 mod models;
 mod prefill;
 mod prompt;
@@ -43,8 +44,9 @@ pub fn spawn(sources: &[ModelSource], wanted: &wanted::Device, data_dir: &Path, 
     };
     let models = models::Models::load(sources, device, dtype, limits.snapshot_bytes, data_dir.join("snapshots"))?;
     let infos = models.infos(sources);
+    let meter = models.meter.clone();
     let (tx, rx) = mpsc::channel();
-    let handle = Handle::new(tx, infos);
+    let handle = Handle::new(tx, infos).metered(meter);
     let engine = run::Engine::new(models, rx, handle.board(), limits);
     tracing::info!(data = %data_dir.display(), dtype = ?wanted.dtype, "{}", engine.describe());
     // On a worker of a pool of its own: kernels split their work with the other workers without waking a sleeping

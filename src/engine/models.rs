@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device};
 use crate::command::{LoraConfig, Restore, RunKind, SampleSource};
 use crate::engine::handle::ModelInfo;
 use crate::engine::memory;
+use crate::engine::meter::Meter;
 use crate::engine::sources::{Lanes, Source, Sources};
 use crate::engine::weights;
 use crate::error::{Error, Result};
@@ -135,6 +136,8 @@ pub struct Models {
     pub run_bytes: u64,
     /// Weights of its own get a lane of its own; base models have the first numbers.
     lanes: Lanes,
+    /// For whom the device works.
+    pub meter: Meter,
 }
 
 impl Models {
@@ -170,6 +173,7 @@ impl Models {
             device,
             bases,
             runs: HashMap::new(),
+            meter: Meter::default(),
             run_bytes: u64::MAX,
             sources: Sources::new(snapshot_bytes, spill_dir, lanes.clone()),
             lanes,

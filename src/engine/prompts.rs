@@ -20,7 +20,9 @@ impl Sampler {
         let parts = match self.prompts.iter().position(questions) {
             Some(at) => {
                 let prompt = &mut self.prompts[at];
-                let answered = catch_unwind(AssertUnwindSafe(|| prompt.answer(models)));
+                let part = vec![(prompt.waiting.origin.promise.clone(), 1)];
+                let answer = || models.meter.samples(part, || prompt.answer(models));
+                let answered = catch_unwind(AssertUnwindSafe(answer));
                 if let Err(e) = answered.unwrap_or_else(|_| Err(panicked())) {
                     self.drop_prompt(at, e);
                 }
@@ -110,7 +112,9 @@ impl Sampler {
         let mut places: Vec<Option<&mut PromptRun>> = self.prompts.iter_mut().map(Some).collect();
         let mut runs: Vec<&mut PromptRun> = chosen.iter().filter_map(|(at, _)| places[*at].take()).collect();
         let tokens: Vec<usize> = chosen.iter().map(|(_, n)| *n).collect();
-        catch_unwind(AssertUnwindSafe(|| run_pieces(models, &mut runs, &tokens))).map_err(|_| panicked())
+        let parts = runs.iter().zip(&tokens).map(|(r, n)| (r.waiting.origin.promise.clone(), *n)).collect();
+        let run = || models.meter.samples(parts, || run_pieces(models, &mut runs, &tokens));
+        catch_unwind(AssertUnwindSafe(run)).map_err(|_| panicked())
     }
 
     fn drop_prompt(&mut self, at: usize, error: Error) {

@@ -13,6 +13,7 @@ use crate::engine::handle::{Message, Reply};
 use crate::engine::inbox::Inbox;
 use crate::engine::load::Board;
 use crate::engine::memory::{self, Budgets};
+use crate::engine::meter::Consumer;
 use crate::engine::models::{Models, lost};
 use crate::engine::sample::{Parts, Sampler, SamplerLimits};
 use crate::engine::train;
@@ -189,7 +190,12 @@ impl Engine {
         let kernels = self.models.kernels;
         let result = match command {
             RunCommand::OptimStep(params) => match self.models.run_mut(model) {
-                Some(run) => train::optim_step(run, kernels, &params),
+                Some(run) => {
+                    let start = Instant::now();
+                    let stepped = train::optim_step(run, kernels, &params);
+                    self.models.meter.spent(start.elapsed(), vec![(Consumer::Run(model.clone()), 1)]);
+                    stepped
+                }
                 None => Err(lost(model)),
             },
             RunCommand::Save(Save::Snapshot { sampler }) => {

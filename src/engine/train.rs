@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::command::{AdamParams, Datum, DatumOutput, Loss, Outcome};
 use crate::engine::handle::Reply;
+use crate::engine::meter::Consumer;
 use crate::engine::models::{Base, Models, Run, Trained, lost};
 use crate::error::{Error, Result};
 use crate::ids::ModelId;
@@ -76,7 +78,13 @@ pub fn run_pass(
     let forward_only = pass.lane.forward_only;
     let mut work = Work { base, weights, kernels: models.kernels, budget, forward_only };
     let keys: Vec<_> = parts.iter().map(|p| p.key.clone()).collect();
-    let mut breath = || breathe(models);
+    let shares = shares(&parts, requests);
+    let (start, mut breathed) = (Instant::now(), Duration::ZERO);
+    let mut breath = || {
+        let start = Instant::now();
+        breathe(models);
+        breathed += start.elapsed();
+    };
     if catch_unwind(AssertUnwindSafe(|| work.run(&parts, requests, &mut breath))).is_err() {
         for part in parts {
             let key = part.key.clone();
@@ -90,9 +98,16 @@ pub fn run_pass(
         }
     }
     drop(work);
+    models.meter.spent(start.elapsed().saturating_sub(breathed), shares);
     for key in keys {
         complete(models, requests, &key);
     }
+}
+
+/// Each run's tokens in a pass.
+fn shares(parts: &[Part], requests: &Requests) -> Vec<(Consumer, usize)> {
+    let tokens = |p: &Part| requests[&p.key].data[p.datums.clone()].iter().map(|d| d.tokens.len()).sum();
+    parts.iter().map(|p| (Consumer::Run(p.key.0.clone()), tokens(p))).collect()
 }
 
 /// Answers a request whose datums are all done, and adds its gradients to its run's.

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use crate::accounts::Accounts;
 use crate::command::{Command, Datum, RunCommand, SampleRequest, Stop};
 use crate::ids::OwnerId;
 
@@ -12,7 +13,7 @@ use crate::ids::OwnerId;
 pub struct Room {
     /// Of bodies and what they expand to, all together. An owner may hold half of it.
     pub bytes: usize,
-    /// Requests of one owner.
+    /// Requests of one owner who has no quota of its own.
     pub requests: usize,
 }
 
@@ -29,6 +30,8 @@ pub struct Full(pub String);
 #[derive(Clone)]
 pub struct Admission {
     room: Room,
+    /// Whose `pending_requests` count.
+    accounts: Accounts,
     counts: Arc<Mutex<Counts>>,
 }
 
@@ -52,17 +55,22 @@ pub struct Permit {
 }
 
 impl Admission {
-    pub fn new(room: Room) -> Self {
-        Self { room, counts: Arc::default() }
+    pub fn new(room: Room, accounts: Accounts) -> Self {
+        Self { room, accounts, counts: Arc::default() }
     }
 
     /// One more request of this owner, of no bytes yet.
     pub fn enter(&self, owner: &OwnerId) -> Result<Permit, Full> {
+        let quota = self.accounts.quotas(owner).pending_requests;
+        let limit = quota.map_or(self.room.requests, |n| n as usize);
         let mut counts = self.lock();
         let held = counts.owners.entry(owner.clone()).or_default();
-        if held.requests >= self.room.requests {
-            let limit = self.room.requests;
-            return Err(Full(format!("{limit} requests of this account are not finished; send this one again later")));
+        if held.requests >= limit {
+            let used = held.requests;
+            return Err(Full(format!(
+                "{used} requests of this account are not finished: quota pending_requests: limit {limit}, used {used}; \
+                 send this one again later"
+            )));
         }
         held.requests += 1;
         drop(counts);
@@ -146,6 +154,7 @@ fn sample_bytes(r: &SampleRequest) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::quotas::Quotas;
 
     fn owner(name: &str) -> OwnerId {
         OwnerId(name.into())
@@ -153,7 +162,7 @@ mod tests {
 
     #[test]
     fn an_owner_holds_half_and_gives_it_back() {
-        let admission = Admission::new(Room { bytes: 100, requests: 3 });
+        let admission = Admission::new(Room { bytes: 100, requests: 3 }, Accounts::default());
         let mut a = admission.enter(&owner("a")).unwrap();
         let mut b = admission.enter(&owner("a")).unwrap();
         a.grow(30).unwrap();
@@ -173,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_request_that_is_alone_always_fits() {
-        let admission = Admission::new(Room { bytes: 100, requests: 3 });
+        let admission = Admission::new(Room { bytes: 100, requests: 3 }, Accounts::default());
         let mut only = admission.enter(&owner("a")).unwrap();
         only.grow(80).unwrap();
         only.grow(80).unwrap();
@@ -185,11 +194,23 @@ mod tests {
 
     #[test]
     fn requests_are_counted_per_owner() {
-        let admission = Admission::new(Room { bytes: 100, requests: 2 });
+        let admission = Admission::new(Room { bytes: 100, requests: 2 }, Accounts::default());
         let (first, _second) = (admission.enter(&owner("a")).unwrap(), admission.enter(&owner("a")).unwrap());
         assert!(admission.enter(&owner("a")).is_err_and(|full| full.0.starts_with("2 requests")));
         assert!(admission.enter(&owner("b")).is_ok());
         drop(first);
         assert!(admission.enter(&owner("a")).is_ok());
+    }
+
+    #[test]
+    fn an_accounts_quota_takes_the_place_of_the_default() {
+        let accounts = Accounts::default();
+        let admission = Admission::new(Room { bytes: 100, requests: 2 }, accounts.clone());
+        accounts.set(owner("a"), Quotas { pending_requests: Some(3), ..Quotas::default() });
+        let held: Vec<_> = (0..3).map(|_| admission.enter(&owner("a")).unwrap()).collect();
+        let full = admission.enter(&owner("a")).err().unwrap().0;
+        assert!(full.contains("quota pending_requests: limit 3, used 3"), "{full}");
+        accounts.set(owner("a"), Quotas { pending_requests: Some(4), ..Quotas::default() });
+        assert!(admission.enter(&owner("a")).is_ok() && held.len() == 3);
     }
 }

@@ -2,17 +2,21 @@
 
 use chrono::{TimeDelta, Utc};
 
+use crate::accounts::tally::Tally;
 use crate::command::{Command, Outcome, TargetLayout};
+use crate::engine::meter::Consumer;
 use crate::error::{Error, Result};
 use crate::ids::{CheckpointPath, ModelId, RequestId};
 use crate::store::checkpoints::CheckpointRow;
 use crate::store::runs::RunRow;
 use crate::store::samplers::SamplerRow;
+use crate::store::usage::Counters;
 
 use super::Futures;
 use super::admission::Permit;
 use super::discard::remove;
 use super::explain::{Reading, explain};
+use super::issue::Key;
 use super::state::Answer;
 
 /// What remains to be done when the engine has answered.
@@ -53,6 +57,12 @@ pub(super) struct Guard {
     id: RequestId,
     completion: Option<Completion>,
     reading: Option<Reading>,
+    tally: Tally,
+    consumer: Option<Consumer>,
+    /// What it took, once that is known.
+    took: Counters,
+    /// A run that is there only if this succeeds.
+    creates: Option<ModelId>,
     /// Its room is free when the promise is settled.
     _permit: Option<Permit>,
     settled: bool,
@@ -62,17 +72,35 @@ impl Guard {
     pub(super) fn new(
         futures: Futures,
         id: RequestId,
+        key: &Key,
         command: &Command,
         completion: Completion,
         permit: Option<Permit>,
     ) -> Self {
         let reading = Reading::of(command, &completion);
-        Self { futures, id, completion: Some(completion), reading, _permit: permit, settled: false }
+        let (sampler, consumer) = match (key, command) {
+            (Key::Sample { sampler, .. }, Command::Sample { origin, .. }) => {
+                (Some(sampler), Some(Consumer::Sample(origin.promise.clone())))
+            }
+            (_, Command::Run { model, .. }) => (None, Some(Consumer::Run(model.clone()))),
+            _ => (None, None),
+        };
+        let tally = Tally::of(command, sampler, &futures.runs);
+        let creates = match &completion {
+            Completion::Create { row, .. } => Some(row.id.clone()),
+            _ => None,
+        };
+        let took = Counters::default();
+        let completion = Some(completion);
+        Self { futures, id, completion, reading, tally, consumer, took, creates, _permit: permit, settled: false }
     }
 
     /// Called on the engine's thread: never blocks. What needs the store goes on in the runtime.
     pub(super) fn reply(mut self, outcome: Result<Outcome>) {
         let Some(completion) = self.completion.take() else { return };
+        if let Ok(outcome) = &outcome {
+            self.took = self.tally.with(outcome);
+        }
         match (completion, outcome) {
             (_, Err(e)) => {
                 let told = explain(e, self.reading.as_ref(), &self.futures.data_dir);
@@ -91,13 +119,26 @@ impl Guard {
 
     fn settle(mut self, result: Result<Answer>) {
         self.settled = true;
+        self.count(result.is_ok());
         self.futures.settle(&self.id, result);
+    }
+
+    /// Notes what the request took: of one that failed only the device's time.
+    fn count(&mut self, succeeded: bool) {
+        if let Some(model) = self.creates.take().filter(|_| !succeeded) {
+            self.futures.runs.end(&model);
+        }
+        let device = self.consumer.take().map(|consumer| self.futures.engine.take_device_time(&consumer));
+        let took = if succeeded { self.took } else { Counters::default() };
+        let took = Counters { device_micros: device.unwrap_or_default().as_micros() as u64, ..took };
+        self.futures.took(self.tally.spender.take(), took);
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.settled {
+            self.count(false);
             let error = Error::server("the request was dropped without an answer: the engine failed or is stopping");
             self.futures.settle(&self.id, Err(error));
         }
@@ -158,13 +199,18 @@ impl Completion {
 /// Make the checkpoint visible, in the place of one of the same name.
 async fn list(futures: &Futures, row: &CheckpointRow, overwrite: bool) -> Result<()> {
     let store = &futures.store;
-    if !overwrite && store.checkpoint(&row.path).await?.is_some() {
+    futures.check_disk(&row.owner, &row.path, row.size_bytes).await?;
+    let replaced = store.checkpoint(&row.path).await?;
+    if !overwrite && replaced.is_some() {
         return Err(Error::user(format!("{} exists; save with overwrite=true or under another name", row.path)));
     }
     if let Some(old) = store.put_checkpoint(row).await?
         && old != row.dir
     {
         futures.discard(old);
+    }
+    if let Some(replaced) = replaced {
+        futures.usage.let_go(&(&replaced).into(), Utc::now()).await;
     }
     Ok(())
 }

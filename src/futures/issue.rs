@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::accounts::tally;
 use crate::command::{Command, RunCommand};
 use crate::engine::handle::NOW;
 use crate::error::{Error, Result};
@@ -10,6 +11,7 @@ use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 use super::Futures;
 use super::admission::Permit;
 use super::complete::{Completion, Guard};
+use super::pace::Held;
 use super::table::{Claim, Table};
 
 /// What makes two requests the same request.
@@ -81,13 +83,33 @@ impl Futures {
             if let Some(id) = find(&table, &key, meaning)? {
                 return Ok(Issued { id, new: false });
             }
-            table.insert(id.clone(), owner, key, meaning);
+            table.insert(id.clone(), owner.clone(), key.clone(), meaning);
         }
         tracing::debug!(request = %id, "issued");
-        let guard = Guard::new(self.clone(), id.clone(), &command, completion, permit);
-        let ticket = self.engine.submit(command, Box::new(move |outcome| guard.reply(outcome)));
-        if let Some(promise) = self.lock().promises.get_mut(&id) {
-            promise.ticket = Some(ticket);
+        let guard = Guard::new(self.clone(), id.clone(), &key, &command, completion, permit);
+        let tokens = tally::tokens(&command);
+        let (futures, promise) = (self.clone(), id.clone());
+        let submit: Box<dyn FnOnce() + Send> = Box::new(move || {
+            let ticket = futures.engine.submit(command, Box::new(move |outcome| guard.reply(outcome)));
+            if let Some(promise) = futures.lock().promises.get_mut(&promise) {
+                promise.ticket = Some(ticket);
+            }
+        });
+        match key {
+            // Admitted by its handler, which can tell the client to come again.
+            Key::Sample { .. } => submit(),
+            Key::Unload { model } => {
+                self.ends(&model);
+                submit();
+            }
+            Key::Creation { session, model_seq } => {
+                let held = Held { id: id.clone(), run: session.model(model_seq), seq: 0, tokens, submit };
+                self.pace.pass(&owner, held, &self.runtime);
+            }
+            Key::Run { model, seq } => {
+                let held = Held { id: id.clone(), run: model, seq, tokens, submit };
+                self.pace.pass(&owner, held, &self.runtime);
+            }
         }
         Ok(Issued { id, new: true })
     }
@@ -101,6 +123,7 @@ impl Futures {
 
     /// Free the run in the engine now, whatever waits there; nobody asks for the outcome.
     pub fn unload(&self, owner: OwnerId, model: ModelId) {
+        self.ends(&model);
         let name = model.clone();
         let command = Command::Run { owner, model, seq: NOW, command: RunCommand::Unload };
         let reply = move |outcome: Result<_>| {
@@ -109,6 +132,12 @@ impl Futures {
             }
         };
         self.engine.submit(command, Box::new(reply));
+    }
+
+    /// The run is about to leave the engine: its account may have another.
+    fn ends(&self, model: &ModelId) {
+        self.pace.release(model);
+        self.runs.end(model);
     }
 }
 

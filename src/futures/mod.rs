@@ -2,10 +2,13 @@
 
 pub mod admission;
 pub mod complete;
+mod direct;
 mod discard;
 mod explain;
 pub mod issue;
 pub mod meaning;
+pub mod pace;
+pub mod recent;
 pub mod retrieve;
 pub mod state;
 mod table;
@@ -16,15 +19,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use chrono::Utc;
 use tokio::sync::watch;
 
+use crate::accounts::Accounts;
+use crate::accounts::runs::Runs;
+use crate::accounts::usage::{Spender, Usage};
 use crate::engine::handle::Handle;
 use crate::error::Error;
 use crate::ids::{OwnerId, RequestId, SessionId};
 use crate::store::Store;
+use crate::store::usage::Counters;
 
 use admission::{Admission, Room};
 use issue::Key;
+use pace::Pace;
+use recent::{Failure, Waiting};
 use table::Table;
 
 /// How long and how much of finished work is kept.
@@ -46,6 +56,10 @@ pub struct Futures {
     /// Held while a checkpoint's name is checked and taken.
     naming: Arc<tokio::sync::Mutex<()>>,
     admission: Admission,
+    accounts: Accounts,
+    pace: Pace,
+    runs: Runs,
+    usage: Usage,
     engine: Handle,
     store: Store,
     runtime: tokio::runtime::Handle,
@@ -56,12 +70,23 @@ pub struct Futures {
 
 impl Futures {
     /// Must be called inside a tokio runtime: completions that touch the store are spawned on it.
-    pub fn new(engine: Handle, store: Store, retention: Retention, room: Room, data_dir: PathBuf) -> Self {
+    pub fn new(
+        engine: Handle,
+        store: Store,
+        retention: Retention,
+        room: Room,
+        accounts: Accounts,
+        data_dir: PathBuf,
+    ) -> Self {
         Self {
             table: Arc::default(),
             closing: Arc::new(watch::channel(false).0),
             naming: Arc::default(),
-            admission: Admission::new(room),
+            admission: Admission::new(room, accounts.clone()),
+            pace: Pace::new(accounts.clone()),
+            accounts,
+            runs: Runs::default(),
+            usage: Usage::new(Utc::now()),
             engine,
             store,
             runtime: tokio::runtime::Handle::current(),
@@ -75,9 +100,50 @@ impl Futures {
         &self.admission
     }
 
+    /// Everybody's quotas.
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    /// Requests and tokens per minute.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// The runs that are in the engine.
+    pub fn runs(&self) -> &Runs {
+        &self.runs
+    }
+
+    /// What everybody took.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Counts what a request took.
+    fn took(&self, spender: Option<Spender>, took: Counters) {
+        if let Some(spender) = spender.filter(|_| took != Counters::default()) {
+            self.pace.spend(&spender.owner, took.sampled_tokens);
+            self.usage.add(spender, &took);
+        }
+    }
+
+    /// The first `limit` of an owner's unfinished requests, how many it has, and how many all owners have.
+    pub fn waiting(&self, owner: &OwnerId, limit: usize) -> (Vec<Waiting>, usize, usize) {
+        let table = self.lock();
+        let (first, mine) = table.recent.waiting(owner, limit);
+        (first, mine, table.recent.depth())
+    }
+
+    /// An owner's latest failures, the last one first.
+    pub fn failures(&self, owner: &OwnerId) -> Vec<Failure> {
+        self.lock().recent.failures(owner)
+    }
+
     /// Answer every waiting and coming long poll at once: the server is about to end.
     pub fn close(&self) {
         self.closing.send_replace(true);
+        self.pace.close();
     }
 
     /// Forget what is older than the retention time. To be called every now and then.

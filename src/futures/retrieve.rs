@@ -21,6 +21,11 @@ pub enum Poll {
 }
 
 impl Futures {
+    /// Why this request of the owner waits at its account's quota; `None` when it does not.
+    pub fn paused(&self, id: &RequestId, owner: &OwnerId) -> Option<String> {
+        self.pace.reason(owner, id)
+    }
+
     /// Wait up to `wait` for the promise to settle. Dropping the future frees the waiter.
     pub async fn retrieve(&self, id: &RequestId, owner: &OwnerId, wait: Duration) -> Poll {
         let Some(mut settled) = self.watch(id, owner) else { return Poll::Unknown };

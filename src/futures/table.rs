@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
 
 use super::issue::Key;
+use super::recent::Recent;
 use super::state::{Answer, State};
 
 /// Refused numbers remembered of one run. The engine takes no number twice, so the lowest can be forgotten.
@@ -19,6 +20,7 @@ pub(super) struct Table {
     pub promises: HashMap<RequestId, Promise>,
     /// What each natural key was used for.
     pub keys: HashMap<Key, Claim>,
+    pub recent: Recent,
     /// Numbers whose request was refused at the door; they are spent.
     refused: HashMap<ModelId, BTreeSet<u64>>,
     /// Estimated bytes of settled promises, by owner and together.
@@ -47,6 +49,7 @@ pub(super) struct Claim {
 impl Table {
     pub fn insert(&mut self, id: RequestId, owner: OwnerId, key: Key, meaning: u64) {
         self.keys.insert(key.clone(), Claim { id: id.clone(), meaning });
+        self.recent.began(&id, &owner, &key);
         let settled = watch::channel(false).0;
         let state = State::Pending;
         let promise = Promise { owner, key, state, ticket: None, settled, settled_at: None, retrieved_at: None };
@@ -82,12 +85,13 @@ impl Table {
         if !promise.state.settle(result) {
             return;
         }
-        match failure {
+        match &failure {
             Some(e) => {
                 tracing::info!(request = %id, key = %promise.key, category = e.wire_category(), error = %e, "failed")
             }
             None => tracing::debug!(request = %id, key = %promise.key, "done"),
         }
+        self.recent.ended(id, failure.as_ref());
         promise.settled_at = Some(Instant::now());
         promise.settled.send_replace(true);
         let size = promise.state.size_bytes();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::accounts::Accounts;
 use crate::command::{AdamParams, Command, Outcome, RunCommand};
 use crate::engine::handle::{Handle, Message};
 use crate::error::Result;
@@ -36,7 +37,9 @@ impl Rig {
         let retention = Retention { time: Duration::from_secs(3600), bytes: 1 << 20, files: FILES };
         let room = Room { bytes: 1 << 20, requests: 1 };
         let dir = tempfile::tempdir().unwrap();
-        let futures = Futures::new(Handle::new(tx, vec![]), store.clone(), retention, room, dir.path().into());
+        let accounts = Accounts::default();
+        let futures =
+            Futures::new(Handle::new(tx, vec![]), store.clone(), retention, room, accounts, dir.path().into());
         Self { futures, store, dir, inbox: rx.into(), waiting: Vec::new().into() }
     }
 

@@ -45,6 +45,8 @@ pub async fn run(
     sweep::orphans(&app.checkpoints_dir(), &store).await?;
     let router = api::router(app.clone());
     let sweeper = tokio::spawn(sweep::forever(app.clone()));
+    let counter = tokio::spawn(sweep::usage(app.clone()));
+    let counted = app.clone();
     let models: Vec<&str> = engine.models().iter().map(|m| m.name.as_str()).collect();
     tracing::info!(models = models.join(", "), "ready on http://{address}");
 
@@ -80,6 +82,8 @@ pub async fn run(
     if tokio::time::timeout(DRAIN, ended).await.is_err() {
         tracing::warn!("the engine did not stop in {} s", DRAIN.as_secs());
     }
+    sweep::flush(&counted).await;
+    counter.abort();
     store.close().await;
     tracing::info!("stopped");
     Ok(())

@@ -16,6 +16,29 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// How long the clients' reports of faults are kept.
 const TELEMETRY: TimeDelta = TimeDelta::days(30);
 
+/// How long it is known what each account took in each hour.
+const USAGE: TimeDelta = TimeDelta::days(90);
+
+/// How often what was counted in memory is added to the database.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// Never ends. What cannot be written stays in memory until the next time.
+pub async fn usage(app: App) {
+    loop {
+        tokio::time::sleep(FLUSH).await;
+        if let Err(e) = app.futures().usage().flush_work(app.store()).await {
+            tracing::warn!(error = %e, "usage not written");
+        }
+    }
+}
+
+/// Adds what was counted since the last time, storage too.
+pub async fn flush(app: &App) {
+    if let Err(e) = app.futures().usage().flush(app.store(), Utc::now()).await {
+        tracing::warn!(error = %e, "usage not written");
+    }
+}
+
 /// Never ends. A sweep that fails is logged, and done again the next time.
 pub async fn forever(app: App) {
     loop {
@@ -24,6 +47,11 @@ pub async fn forever(app: App) {
         if let Err(e) = app.end_silent_sessions().await {
             tracing::warn!(error = %e, "silent sessions not ended");
         }
+        if let Err(e) = app.store().purge_usage(Utc::now() - USAGE).await {
+            tracing::warn!(error = %e, "old usage not removed");
+        }
+        // The last of their storage is counted before their rows go.
+        flush(&app).await;
         if let Err(e) = expired_checkpoints(&app).await {
             tracing::warn!(error = %e, "expired checkpoints not removed");
         }

@@ -6,7 +6,9 @@ mod open;
 pub mod runs;
 pub mod samplers;
 pub mod sessions;
+pub mod storage;
 pub mod telemetry;
+pub mod usage;
 
 use std::collections::BTreeMap;
 

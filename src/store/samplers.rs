@@ -74,6 +74,20 @@ impl Store {
         rows.iter().map(|row| row.text("id").map(SamplerId)).collect()
     }
 
+    /// An owner's samplers over unnamed snapshots, of this run or of all, in sessions that go on.
+    pub async fn open_snapshots(&self, owner: &OwnerId, run: Option<&ModelId>) -> Result<u64> {
+        let row = sqlx::query(
+            "SELECT COUNT(*) AS total FROM samplers WHERE owner = $1 AND source = 'snapshot' \
+             AND ($2 = '' OR source_run = $2) \
+             AND session_id IN (SELECT id FROM sessions WHERE owner = $1 AND finished_at IS NULL)",
+        )
+        .bind(&owner.0)
+        .bind(run.map_or("", |r| &r.0))
+        .fetch_one(&self.pool)
+        .await?;
+        row.number("total")
+    }
+
     /// The number of the client that joins, from 1, never given twice. Not found when there is no such sampler.
     pub async fn join_sampler(&self, id: &SamplerId) -> Result<u64> {
         let row = sqlx::query(

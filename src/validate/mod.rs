@@ -1,5 +1,6 @@
 //! From wire types to commands: everything a user can get wrong is found here and named.
 
+pub mod billing;
 mod expansion;
 pub mod loss;
 pub mod metadata;

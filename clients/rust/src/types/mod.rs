@@ -1,5 +1,6 @@
 //! The wire types, a file per family; server and client use the same structs (protocol ch. 3, 4, 6 to 8, 10).
 
+pub mod billing;
 pub mod checkpoints;
 pub mod datum;
 pub mod futures;
@@ -10,4 +11,5 @@ pub mod service;
 pub mod sessions;
 pub mod tensor_data;
 pub mod training;
+pub mod usage;
 pub mod weights;

@@ -1,0 +1,80 @@
+//! What an account may take, where requests come in. What passes by itself is 429, or waits; what the user has to free
+//! first is 403, which clients do not repeat.
+
+use axum::http::StatusCode;
+
+use crate::accounts::runs::{LiveRun, TooMany};
+use crate::config::quotas::Quotas;
+use crate::error::{Category, Error};
+use crate::ids::OwnerId;
+use crate::store::runs::RunRow;
+
+use super::error::{ApiError, ApiResult};
+use super::state::App;
+
+impl App {
+    /// The account's own quotas, and the server's defaults where those say nothing.
+    pub fn quotas(&self, owner: &OwnerId) -> Quotas {
+        self.futures().accounts().quotas(owner)
+    }
+
+    /// Notes a run that is about to be created, if the account may have one more.
+    pub fn begin_run(&self, row: &RunRow) -> ApiResult<()> {
+        let run =
+            LiveRun { owner: row.owner.clone(), session: row.session.clone(), base_model: row.base_model.clone() };
+        let limit = self.quotas(&row.owner).max_runs;
+        self.futures().runs().begin(&row.id, run, limit).map_err(|TooMany { limit, used }| {
+            let detail = format!(
+                "quota max_runs: limit {limit}, used {used}; finish a session (POST /api/v1/sessions/ID/finish, which \
+                 clients do when they end) to free its runs"
+            );
+            ApiError::new(StatusCode::FORBIDDEN, detail)
+        })
+    }
+}
+
+/// The answer to a request that a quota does not allow until its user frees something.
+pub fn refused(e: Error) -> ApiError {
+    match e.category {
+        Category::User => ApiError::new(StatusCode::FORBIDDEN, e.message),
+        Category::NotFound | Category::Server => e.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse;
+    use chrono::Utc;
+
+    use super::*;
+    use crate::api::testing::{self, owner};
+    use crate::command::RunKind;
+    use crate::store::Metadata;
+
+    #[tokio::test]
+    async fn one_run_too_many_is_refused_until_one_ends() {
+        let (app, _engine) = testing::app().await;
+        app.futures().accounts().set(owner(), Quotas { max_runs: Some(1), ..Quotas::default() });
+        let session = testing::session(&app, Utc::now()).await;
+        let row = |n| RunRow {
+            id: session.id.model(n),
+            session: session.id.clone(),
+            owner: owner(),
+            base_model: "tiny".into(),
+            kind: RunKind::Full,
+            user_metadata: Metadata::new(),
+            created_at: Utc::now(),
+            last_request_at: Utc::now(),
+            corrupted: false,
+        };
+        assert!(app.begin_run(&row(0)).is_ok());
+        let refused = app.begin_run(&row(1)).unwrap_err();
+        let response = refused.into_response();
+        assert_eq!(response.status(), StatusCode::FORBIDDEN);
+        let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        assert!(text.contains("max_runs: limit 1, used 1") && text.contains("finish a session"), "{text}");
+        app.futures().unload(row(0).owner, session.id.model(0));
+        assert!(app.begin_run(&row(1)).is_ok());
+    }
+}

@@ -1,0 +1,72 @@
+//! Samples that go to the engine without a promise, such as ones that are followed token by token: their quotas, and
+//! what they took.
+
+use crate::accounts::tally::{Tally, tokens};
+use crate::accounts::usage::Work;
+use crate::command::Command;
+use crate::engine::handle::Reply;
+use crate::engine::meter::Consumer;
+use crate::store::usage::Counters;
+
+use super::Futures;
+use super::admission::Full;
+
+impl Futures {
+    /// Takes a sample out of its account's rates. → the reply to give to the engine with it, which counts what it took
+    /// under `work` before it calls the one given here. The sample's session is named only if it is a sampler's.
+    pub fn admit_sample(&self, command: &Command, work: Work, reply: Reply) -> Result<Reply, Full> {
+        let Command::Sample { origin, .. } = command else { return Ok(reply) };
+        self.pace.admit(&origin.owner, tokens(command))?;
+        let consumer = Consumer::Sample(origin.promise.clone());
+        let mut tally = Tally::of(command, None, &self.runs);
+        if let Some(spender) = &mut tally.spender {
+            spender.session = spender.session.take().filter(|_| matches!(work, Work::Sampler(_)));
+            spender.work = work;
+        }
+        let futures = self.clone();
+        Ok(Box::new(move |outcome| {
+            let took = outcome.as_ref().map_or(Counters::default(), |outcome| tally.with(outcome));
+            let device_micros = futures.engine.take_device_time(&consumer).as_micros() as u64;
+            futures.took(tally.spender, Counters { device_micros, ..took });
+            reply(outcome);
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accounts::tally::testing::sample;
+    use crate::command::{Outcome, SampleOutput};
+    use crate::config::quotas::Quotas;
+    use crate::futures::testing::{Rig, owner};
+    use crate::ids::{ModelId, SamplerId};
+    use crate::store::usage::UsageFilter;
+    use chrono::{DateTime, TimeDelta, Utc};
+
+    #[tokio::test]
+    async fn it_is_counted_and_its_reply_called() {
+        let rig = Rig::new().await;
+        rig.futures.accounts().set(owner(), Quotas { requests_per_minute: Some(2), ..Quotas::default() });
+        let (tx, rx) = std::sync::mpsc::channel();
+        let ask = |work| {
+            let tx = tx.clone();
+            let reply = Box::new(move |outcome: crate::error::Result<Outcome>| tx.send(outcome.is_ok()).unwrap());
+            rig.futures.admit_sample(&sample(owner(), 5, 1), work, reply)
+        };
+        let sampler = SamplerId("s:sample:0".into());
+        let run = ModelId("r:train:0".into());
+        for work in [Work::Run(run.clone()), Work::Sampler(sampler.clone())] {
+            let Ok(reply) = ask(work) else { panic!("there is room for two") };
+            reply(Ok(Outcome::Sampled(SampleOutput::default())));
+        }
+        assert!(ask(Work::Other).err().unwrap().0.contains("requests_per_minute: limit 2, used 2"));
+        assert_eq!(rx.try_iter().collect::<Vec<_>>(), [true, true]);
+        rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
+        let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
+        let rows = rig.store.usage_by_day(&all).await.unwrap();
+        let told: Vec<_> =
+            rows.into_iter().map(|(k, c)| (k.session.is_some(), k.run, k.sampler, c.prefill_tokens)).collect();
+        assert_eq!(told, [(false, Some(run), None, 5), (true, None, Some(sampler), 5)]);
+    }
+}
