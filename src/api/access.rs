@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use chrono::Utc;
+
 use crate::engine::handle::ModelInfo;
-use crate::error::{Error, Result};
+use crate::error::{Category, Error, Result};
 use crate::ids::{CheckpointPath, ModelId, OwnerId, SamplerId, SessionId};
 use crate::store::checkpoints::CheckpointRow;
 use crate::store::runs::RunRow;
@@ -52,6 +54,25 @@ impl App {
     pub async fn readable(&self, owner: &OwnerId, path: &CheckpointPath) -> Result<CheckpointRow> {
         let row = self.store().checkpoint(path).await?.filter(|c| c.public || c.owner == *owner);
         row.ok_or_else(|| no_checkpoint(path))
+    }
+
+    /// As [`Self::readable`]; or one that the account of `token`, a key or token of that account, may read. A token that
+    /// is none is a user error, when it is needed.
+    pub async fn readable_with(
+        &self,
+        owner: &OwnerId,
+        token: Option<&str>,
+        path: &CheckpointPath,
+    ) -> Result<CheckpointRow> {
+        let own = self.readable(owner, path).await;
+        let (Err(e), Some(token)) = (&own, token) else { return own };
+        if e.category != Category::NotFound {
+            return own;
+        }
+        let other = self.keys().caller(Some(token), Utc::now()).map_err(|refused| {
+            Error::user(format!("the access token for the weights of {path} is of no use: {}", refused.why))
+        })?;
+        self.readable(&other.owner, path).await
     }
 
     /// A checkpoint that this owner may change.

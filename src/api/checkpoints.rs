@@ -55,6 +55,7 @@ pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segme
     app.owned(&owner, &path).await?;
     let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
     app.futures().discard(dir);
+    app.store().note(Some(&owner), "checkpoint_deleted", about(&path));
     Ok(Json(json!({})))
 }
 
@@ -74,6 +75,8 @@ async fn set_public(
 ) -> ApiResult<Json<Value>> {
     app.owned(owner, &path).await?;
     app.store().set_checkpoint_public(&path, public).await?;
+    let event = if public { "checkpoint_published" } else { "checkpoint_unpublished" };
+    app.store().note(Some(owner), event, about(&path));
     Ok(Json(json!({})))
 }
 
@@ -90,6 +93,9 @@ pub async fn set_ttl(
     let ttl = ttl(seconds)?;
     app.owned(&owner, &path).await?;
     app.store().set_checkpoint_expiry(&path, ttl.map(|ttl| Utc::now() + ttl)).await?;
+    let mut what = about(&path);
+    what["ttl_seconds"] = seconds.into();
+    app.store().note(Some(&owner), "checkpoint_ttl_set", what);
     Ok(Json(json!({})))
 }
 
@@ -99,6 +105,11 @@ pub fn path(Path((run, kind, name)): Segments) -> Result<CheckpointPath> {
     let parsed = CheckpointKind::from_segment(&kind).filter(|_| check_name(&name).is_ok());
     let kind = parsed.ok_or_else(unknown)?;
     Ok(CheckpointPath { run: ModelId(run), kind, name })
+}
+
+/// What the audit log says of a checkpoint.
+pub fn about(path: &CheckpointPath) -> Value {
+    json!({ "tinker_path": path.to_string(), "model_id": path.run.0 })
 }
 
 pub fn wire_row(row: CheckpointRow) -> Checkpoint {

@@ -30,7 +30,16 @@ pub async fn forever(app: App) {
         if let Err(e) = app.store().purge_telemetry(Utc::now() - TELEMETRY).await {
             tracing::warn!(error = %e, "old telemetry not removed");
         }
+        if let Err(e) = old_events(&app).await {
+            tracing::warn!(error = %e, "old audit events not removed");
+        }
     }
+}
+
+async fn old_events(app: &App) -> Result<()> {
+    let limits = app.limits();
+    let before = Utc::now() - TimeDelta::from_std(limits.audit_retention).unwrap_or(TimeDelta::MAX);
+    app.store().purge_audit(before, limits.audit_rows as u64).await
 }
 
 async fn expired_checkpoints(app: &App) -> Result<()> {

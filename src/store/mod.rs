@@ -1,7 +1,9 @@
 //! All SQL of the server: one set of queries for SQLite and Postgres, a file per table.
 
+pub mod audit;
 pub mod checkpoints;
 mod columns;
+pub mod keys;
 mod open;
 pub mod runs;
 pub mod samplers;
@@ -9,6 +11,7 @@ pub mod sessions;
 pub mod telemetry;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use sqlx::AnyPool;
 
@@ -32,6 +35,7 @@ pub struct Page<T> {
 #[derive(Clone)]
 pub struct Store {
     pool: AnyPool,
+    noted: Arc<audit::Noted>,
 }
 
 impl Store {
@@ -39,11 +43,15 @@ impl Store {
     /// and brings the tables up to date.
     pub async fn open(url: &str) -> Result<Self> {
         let pool = open::pool(url).await.map_err(|e| e.context(format_args!("database {}", redacted(url))))?;
-        Ok(Self { pool })
+        Ok(Self { pool, noted: Arc::default() })
     }
 
-    /// Waits for queries in flight and closes every connection; SQLite then folds its log into the file.
+    /// Writes the events that were noted, waits for queries in flight and closes every connection; SQLite then folds
+    /// its log into the file.
     pub async fn close(&self) {
+        if let Err(e) = self.write_noted().await {
+            tracing::warn!(error = %e, "audit log not written");
+        }
         self.pool.close().await;
     }
 }
