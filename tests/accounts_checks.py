@@ -141,9 +141,9 @@ def lifecycle(new) -> None:
 
 def accounts(new) -> None:
     """What is another account's does not exist; publishing makes it readable; a token of the other account too."""
-    with new("accounts") as s:
-        ann, bob = s.key("create", "--name", "ann"), s.key("create", "--name", "bob")
-        s.becomes(bob, 200)
+    s = new("accounts")
+    ann, bob = s.key("create", "--name", "ann"), s.key("create", "--name", "bob")
+    with s:
         trainer, path = trained(s, ann, "a")
         run = path.split("/")[2]
         assert s.rest(bob).list_training_runs().result(60).training_runs == []
@@ -168,9 +168,9 @@ def accounts(new) -> None:
 
 def tokens(new) -> None:
     """The exchange of keys for tokens, as the SDK does it; they end with their time, their key and nothing else."""
-    with new("tokens") as s:
-        ann = s.key("create", "--name", "ann@lab.example")
-        s.becomes(ann, 200)
+    s = new("tokens")
+    ann = s.key("create", "--name", "ann@lab.example")
+    with s:
         account = s.http("GET", "auth/apikey/me", ann).json()["details"]["org_details"]["name"]
         me = s.rest(ann).whoami().result(60)
         want = (f"tml:user:{account}", f"tml:organization:{account}", "ann@lab.example")
@@ -235,9 +235,9 @@ def login(new) -> None:
 
 def audit(new) -> None:
     """What an account did is in its own log and in no other; failed attempts cannot fill it."""
-    with new("audit") as s:
-        ann, bob = s.key("create", "--name", "ann"), s.key("create", "--name", "bob")
-        s.becomes(bob, 200)
+    s = new("audit")
+    ann, bob = s.key("create", "--name", "ann"), s.key("create", "--name", "bob")
+    with s:
         trainer, path = trained(s, ann, "kept")
         rest = s.rest(ann)
         rest.publish_checkpoint_from_tinker_path(path).result(60)

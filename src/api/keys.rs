@@ -53,6 +53,8 @@ pub struct Refused {
 pub struct Keys {
     flags: HashMap<[u8; 32], (usize, OwnerId)>,
     rows: RwLock<Arc<Rows>>,
+    /// Held during a refresh, so that an older state never takes the place of a newer one.
+    refreshing: tokio::sync::Mutex<()>,
     tokens: Tokens,
     /// Without any key, whoever reaches the server may use it; so only where that is this machine.
     loopback: bool,
@@ -78,7 +80,7 @@ impl Keys {
         let flags = auth.accounts().enumerate().map(|(i, (hash, owner))| (hash, (i + 1, owner))).collect();
         // The first refresh finds another number.
         let rows = Rows { changes: -1, ..Rows::default() };
-        Self { flags, rows: RwLock::new(Arc::new(rows)), tokens, loopback }
+        Self { flags, rows: RwLock::new(Arc::new(rows)), refreshing: tokio::sync::Mutex::default(), tokens, loopback }
     }
 
     /// Who presents this key or token.
@@ -106,12 +108,12 @@ impl Keys {
         self.rows().quotas.get(owner).cloned()
     }
 
-    /// Takes over what was done to the database's keys since the last time.
+    /// Takes over what was done to the database's keys since the last time. A key that expires changes no row: its
+    /// quotas stay until the next change, and matter to the requests it left alone.
     pub async fn refresh(&self, store: &Store) -> Result<()> {
+        let _one_at_a_time = self.refreshing.lock().await;
         let changes = store.key_changes().await?;
         let old = self.rows();
-        // An expiry changes quotas without a change of rows, so they are counted afresh at each change only: an ended
-        // key's quotas matter to nobody but the requests it left.
         if changes == old.changes {
             return Ok(());
         }

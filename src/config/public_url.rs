@@ -63,8 +63,18 @@ mod tests {
     #[test]
     fn anything_else_is_refused_with_the_form() {
         for wrong in [
-            "", "tinker.example", "ftp://a", "https://", "https:///a", "https://u:p@a", "https://a/b?c", "https://a#b",
-            "https://a//b", "https://a/../b", "https://a b", "https://:80",
+            "",
+            "tinker.example",
+            "ftp://a",
+            "https://",
+            "https:///a",
+            "https://u:p@a",
+            "https://a/b?c",
+            "https://a#b",
+            "https://a//b",
+            "https://a/../b",
+            "https://a b",
+            "https://:80",
         ] {
             assert!(wrong.parse::<PublicUrl>().unwrap_err().message.contains("https://HOST"), "{wrong}");
         }
