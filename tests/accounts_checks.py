@@ -322,6 +322,7 @@ def links(new) -> None:
             for target in ("training_runs", "healthz"):
                 r = s.http(method, target, "tml-a", headers=asked)
                 assert not [h for h in r.headers if h.startswith("access-control")], r.headers
+        streamed(s, url)
         trainer.save_weights_external("out").result(120)
         s.rest("tml-a").delete_checkpoint_from_tinker_path(export).result(60)
         assert httpx.get(url).status_code == 404, "a link outlives its checkpoint"
@@ -331,6 +332,29 @@ def links(new) -> None:
         answer = s.rest("tml-a").get_external_weights_urls(export).result(60)
         assert all(u.startswith("https://tinker.example/x/api/v1/download/") for u in answer.urls.values()), answer
         assert 3000 < answer.expires.timestamp() - time.time() <= 3600
+
+
+def streamed(server: Server, url: str) -> None:
+    """A file of 512 MiB passes through without being held, whole and from a byte deep inside."""
+    size = 1 << 29
+    file = next(server.data.glob("checkpoints/*/external_weights/*/" + url.rsplit("/", 1)[1]))
+    with file.open("r+b") as f:
+        f.truncate(size)
+        f.seek(size - 4)
+        f.write(b"last")
+
+    def most() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) << 10
+
+    before, got = most(), 0
+    with httpx.stream("GET", url, timeout=60) as r:
+        for part in r.iter_bytes():
+            got += len(part)
+    assert got == size and part.endswith(b"last"), got
+    tail = httpx.get(url, headers={"Range": f"bytes={size - 4}-"})
+    assert (tail.status_code, tail.content) == (206, b"last")
+    assert most() - before < 64 << 20, f"memory grew by {(most() - before) >> 20} MiB"
 
 
 CHECKS = [without_keys, network, lifecycle, accounts, tokens, login, audit, links]
