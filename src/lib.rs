@@ -13,6 +13,7 @@ pub mod engine;
 pub mod futures;
 pub mod hub;
 pub mod kernels;
+pub mod keys;
 pub mod loss;
 pub mod model;
 pub mod recipes;

@@ -1,8 +1,9 @@
-//! The command line: `tinderbox serve` and `tinderbox demo`.
+//! The command line: `tinderbox serve`, `key` and `demo`.
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tinderbox::config::keys::KeyCommand;
 use tinderbox::config::serve::ServeArgs;
 use tinderbox::start;
 
@@ -18,6 +19,9 @@ struct Cli {
 enum Command {
     /// Serve models to Tinker clients, in the foreground, until ctrl-c or SIGTERM.
     Serve(ServeArgs),
+    /// Make, list, withdraw and replace the keys that clients of a server need, also while it runs.
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Start a server on a tiny model of its own, and train that model on it: supervised, then by reinforcement.
     /// Needs no model and no network. In a terminal the server stays up afterwards, until ctrl-c.
     Demo,
@@ -26,6 +30,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(args) => start::serve(args),
+        Command::Key(command) => start::key(command),
         Command::Demo => start::demo(),
     };
     match done {

@@ -6,11 +6,12 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::Config;
 use crate::config::env::Env;
+use crate::config::keys::KeyCommand;
 use crate::config::models::ModelSource as From;
 use crate::config::serve::ServeArgs;
 use crate::engine::{self, ModelSource};
 use crate::recipes::{demo, demo_model};
-use crate::{hub, server};
+use crate::{hub, keys, server};
 
 /// The demo's model, as clients name it, and the key its client shows.
 const DEMO_MODEL: &str = "demo/adder";
@@ -22,11 +23,18 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     log("info,sqlx=warn");
     let config = Config::new(args, &Env::from_process()?)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(server::refuse_open_network(&config))?;
     // The port is taken before the models are loaded: a busy one is found out at once.
     let listener = runtime.block_on(server::bind(&config))?;
     let _lock = server::lock::hold(&config.store.data_dir)?;
     let engine = engine(&config)?;
     runtime.block_on(server::run(config, engine, listener, server::signalled()))
+}
+
+/// `tinderbox key`.
+pub fn key(command: KeyCommand) -> anyhow::Result<()> {
+    log("warn");
+    keys::run(command, &Env::from_process()?, &mut std::io::stdout())
 }
 
 /// `tinderbox demo`: a server in a folder of its own, and the two loops against it.

@@ -30,6 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("device", &[]),
     ("hub", &[]),
     ("recipes", &[]),
+    ("keys", &["store"]),
     ("start", ANY),
     ("server", ANY),
     ("main", ANY),

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use chrono::Utc;
+
 use crate::engine::handle::ModelInfo;
-use crate::error::{Error, Result};
+use crate::error::{Category, Error, Result};
 use crate::ids::{CheckpointPath, ModelId, OwnerId, SamplerId, SessionId};
 use crate::store::checkpoints::CheckpointRow;
 use crate::store::runs::RunRow;
@@ -54,6 +56,25 @@ impl App {
         row.ok_or_else(|| no_checkpoint(path))
     }
 
+    /// As [`Self::readable`]; or one that the account of `token`, a key or token of that account, may read. A token that
+    /// is none is a user error, when it is needed.
+    pub async fn readable_with(
+        &self,
+        owner: &OwnerId,
+        token: Option<&str>,
+        path: &CheckpointPath,
+    ) -> Result<CheckpointRow> {
+        let own = self.readable(owner, path).await;
+        let (Err(e), Some(token)) = (&own, token) else { return own };
+        if e.category != Category::NotFound {
+            return own;
+        }
+        let other = self.keys().caller(Some(token), Utc::now()).map_err(|refused| {
+            Error::user(format!("the access token for the weights of {path} is of no use: {}", refused.why))
+        })?;
+        self.readable(&other.owner, path).await
+    }
+
     /// A checkpoint that this owner may change.
     pub async fn owned(&self, owner: &OwnerId, path: &CheckpointPath) -> Result<CheckpointRow> {
         let row = self.store().checkpoint(path).await?.filter(|c| c.owner == *owner);
@@ -88,4 +109,56 @@ pub fn no_run(id: &ModelId) -> Error {
 
 pub fn no_checkpoint(path: &CheckpointPath) -> Error {
     Error::not_found(format!("there is no checkpoint {path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::testing;
+    use crate::command::RunKind;
+    use crate::config::auth::sha256;
+    use crate::config::quotas::Quotas;
+    use crate::store::Metadata;
+    use crate::store::keys::NewKey;
+
+    #[tokio::test]
+    async fn a_checkpoint_is_read_by_its_owner_and_with_its_owners_key() {
+        let (app, _engine) = testing::app().await;
+        let (ann, bob) = (OwnerId("ann".into()), OwnerId("bob".into()));
+        let key = NewKey {
+            name: "ann".into(),
+            owner: ann.clone(),
+            hash: sha256("tml-ann"),
+            expires_at: None,
+            quotas: Quotas::default(),
+        };
+        app.store().insert_key(key).await.unwrap();
+        app.keys().refresh(app.store()).await.unwrap();
+        let path: CheckpointPath = "tinker://s:train:0/weights/a".parse().unwrap();
+        let row = CheckpointRow {
+            path: path.clone(),
+            owner: ann.clone(),
+            base_model: "tiny".into(),
+            kind: RunKind::Full,
+            dir: "/d".into(),
+            size_bytes: 1,
+            created_at: Utc::now(),
+            expires_at: None,
+            public: false,
+            user_metadata: Metadata::new(),
+        };
+        app.store().put_checkpoint(&row).await.unwrap();
+        let token = app.keys().token(&app.keys().caller(Some("tml-ann"), Utc::now()).unwrap(), Utc::now());
+        let read = async |owner, token, path: &str| {
+            app.readable_with(owner, token, &path.parse().unwrap()).await.map_err(|e| e.category).map(|row| row.owner)
+        };
+        let path = path.to_string();
+        assert_eq!(read(&ann, None, &path).await, Ok(ann.clone()));
+        assert_eq!(read(&ann, Some("tml-wrong"), &path).await, Ok(ann.clone()), "not needed, so not looked at");
+        assert_eq!(read(&bob, None, &path).await, Err(Category::NotFound));
+        assert_eq!(read(&bob, Some("tml-ann"), &path).await, Ok(ann.clone()));
+        assert_eq!(read(&bob, Some(&token), &path).await, Ok(ann.clone()));
+        assert_eq!(read(&bob, Some("tml-wrong"), &path).await, Err(Category::User));
+        assert_eq!(read(&bob, Some("tml-ann"), "tinker://s:train:0/weights/b").await, Err(Category::NotFound));
+    }
 }

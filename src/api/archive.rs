@@ -1,18 +1,12 @@
-//! A checkpoint directory as a tar stream (ustar), made while it is sent.
+//! A checkpoint directory as a tar file (ustar), made while it is sent.
 
-use std::path::{Path, PathBuf};
-
-use bytes::Bytes;
-use futures_util::Stream;
-use tokio::io::{AsyncWriteExt, DuplexStream};
-use tokio_util::io::ReaderStream;
+use std::path::Path;
 
 use crate::error::{Error, Result};
 
-const BLOCK: u64 = 512;
+use super::content::{Content, Part};
 
-/// Bytes on their way from the disk to the socket.
-const BUFFER: usize = 1 << 16;
+const BLOCK: u64 = 512;
 
 /// Says that the archive is whole; clients look for it.
 const COMPLETE: &str = "checkpoint_complete";
@@ -40,33 +34,18 @@ pub fn contents(files: Vec<(String, u64)>) -> Vec<(String, u64)> {
     weights.chain([(COMPLETE.to_owned(), 0)]).collect()
 }
 
-/// Length of the whole tar file.
-pub fn size(files: &[(String, u64)]) -> u64 {
-    files.iter().map(|(_, n)| BLOCK + n.next_multiple_of(BLOCK)).sum::<u64>() + 2 * BLOCK
-}
-
-pub fn stream(dir: PathBuf, files: Vec<(String, u64)>) -> impl Stream<Item = std::io::Result<Bytes>> {
-    let (reader, mut writer) = tokio::io::duplex(BUFFER);
-    tokio::spawn(async move {
-        // A client that went away ends the writing; a body that ends early is seen by its Content-Length.
-        if let Err(e) = write(&dir, &files, &mut writer).await {
-            tracing::info!(dir = %dir.display(), error = %e, "archive not sent to its end");
-        }
-    });
-    ReaderStream::with_capacity(reader, BUFFER)
-}
-
-async fn write(dir: &Path, files: &[(String, u64)], out: &mut DuplexStream) -> std::io::Result<()> {
+/// The whole tar file: the same bytes each time, so that a part of it can be fetched later.
+pub fn tar(dir: &Path, files: &[(String, u64)]) -> Content {
+    let mut parts = Vec::new();
     for (name, size) in files {
-        out.write_all(&head(name, *size)).await?;
+        parts.push(Part::Bytes(head(name, *size).to_vec()));
         if *size > 0 {
-            let mut file = tokio::fs::File::open(dir.join(name)).await?;
-            tokio::io::copy(&mut file, out).await?;
+            parts.push(Part::File(dir.join(name), *size));
         }
-        let padding = size.next_multiple_of(BLOCK) - size;
-        out.write_all(&vec![0; padding as usize]).await?;
+        parts.push(Part::Bytes(vec![0; (size.next_multiple_of(BLOCK) - size) as usize]));
     }
-    out.write_all(&[0; 2 * BLOCK as usize]).await
+    parts.push(Part::Bytes(vec![0; 2 * BLOCK as usize]));
+    Content(parts)
 }
 
 /// One ustar header. Names of checkpoint files are short; sizes beyond 8 GiB take the base-256 form.
@@ -107,12 +86,13 @@ mod tests {
         let names: Vec<&str> = listed.iter().map(|f| f.0.as_str()).collect();
         assert_eq!(names, ["a.json", "b.bin", "checkpoint_complete"]);
 
+        let content = super::tar(dir.path(), &listed);
         let (mut reader, mut writer) = tokio::io::duplex(1 << 16);
-        write(dir.path(), &listed, &mut writer).await.unwrap();
+        content.write(0..content.size(), &mut writer).await.unwrap();
         drop(writer);
         let mut tar = Vec::new();
         reader.read_to_end(&mut tar).await.unwrap();
-        assert_eq!(tar.len() as u64, size(&listed));
+        assert_eq!(tar.len() as u64, content.size());
         assert_eq!(&tar[..6], b"a.json");
         assert_eq!(&tar[124..136], b"00000000002\0");
         assert_eq!(&tar[512..514], b"{}");

@@ -56,6 +56,7 @@ pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segme
     let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
     app.futures().usage().let_go(&(&row).into(), Utc::now()).await;
     app.futures().discard(dir);
+    app.store().note(Some(&owner), "checkpoint_deleted", about(&path));
     Ok(Json(json!({})))
 }
 
@@ -75,6 +76,8 @@ async fn set_public(
 ) -> ApiResult<Json<Value>> {
     app.owned(owner, &path).await?;
     app.store().set_checkpoint_public(&path, public).await?;
+    let event = if public { "checkpoint_published" } else { "checkpoint_unpublished" };
+    app.store().note(Some(owner), event, about(&path));
     Ok(Json(json!({})))
 }
 
@@ -91,6 +94,9 @@ pub async fn set_ttl(
     let ttl = ttl(seconds)?;
     app.owned(&owner, &path).await?;
     app.store().set_checkpoint_expiry(&path, ttl.map(|ttl| Utc::now() + ttl)).await?;
+    let mut what = about(&path);
+    what["ttl_seconds"] = seconds.into();
+    app.store().note(Some(&owner), "checkpoint_ttl_set", what);
     Ok(Json(json!({})))
 }
 
@@ -100,6 +106,11 @@ pub fn path(Path((run, kind, name)): Segments) -> Result<CheckpointPath> {
     let parsed = CheckpointKind::from_segment(&kind).filter(|_| check_name(&name).is_ok());
     let kind = parsed.ok_or_else(unknown)?;
     Ok(CheckpointPath { run: ModelId(run), kind, name })
+}
+
+/// What the audit log says of a checkpoint.
+pub fn about(path: &CheckpointPath) -> Value {
+    json!({ "tinker_path": path.to_string(), "model_id": path.run.0 })
 }
 
 pub fn wire_row(row: CheckpointRow) -> Checkpoint {

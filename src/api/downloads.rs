@@ -1,24 +1,26 @@
 //! Checkpoint files over plain links: exports, and the tar archive of old clients (protocol §13.4, §13.6).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, TimeDelta, Utc};
+use sha2::{Digest, Sha256};
 use tinderbox_client::types::checkpoints::ExternalWeightsUrlsResponse;
-use tokio_util::io::ReaderStream;
 
 use crate::error::Error;
 use crate::ids::{CheckpointKind, CheckpointPath};
 
 use super::archive;
 use super::auth::Owner;
-use super::checkpoints::{Segments, path};
+use super::checkpoints::{Segments, about, path};
+use super::content::{Content, Part};
 use super::error::{ApiError, ApiResult};
+use super::origin::base_url;
+use super::range::{Wanted, wanted};
 use super::state::App;
 
 /// How long a link works. Clients ask again when less than 5 minutes are left.
@@ -64,39 +66,76 @@ pub async fn archive_link(
     Ok((StatusCode::FOUND, headers).into_response())
 }
 
-/// One file; the token in the URL is the credential.
-pub async fn download(State(app): State<App>, Path((token, file)): Path<(String, String)>) -> ApiResult<Response> {
+/// One file or a part of it; the token in the URL is the credential.
+pub async fn download(
+    State(app): State<App>,
+    Path((token, file)): Path<(String, String)>,
+    method: Method,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
     let gone = || ApiError::new(StatusCode::NOT_FOUND, "this download link is not valid, or no longer");
     let path = app.links().verify(&token, Utc::now()).ok_or_else(gone)?;
-    let dir = app.store().checkpoint(&path).await?.ok_or_else(gone)?.dir;
-    let files = archive::files(&dir).await?;
-    if file == ARCHIVE {
-        return Ok(archive_body(dir, files));
+    let row = app.store().checkpoint(&path).await?.ok_or_else(gone)?;
+    let files = archive::files(&row.dir).await?;
+    let content = if file == ARCHIVE {
+        archive::tar(&row.dir, &archive::contents(files))
+    } else {
+        // Only names that the directory really holds: nothing is joined that came from the URL.
+        let (name, size) = files.into_iter().find(|(name, _)| *name == file).ok_or_else(gone)?;
+        Content(vec![Part::File(row.dir.join(name), size)])
+    };
+    let head = method == Method::HEAD;
+    // A download in parts is noted with its first part.
+    if !head && headers.get(header::RANGE).is_none_or(|range| range.as_bytes().starts_with(b"bytes=0-")) {
+        let mut what = about(&path);
+        what["file"] = file.as_str().into();
+        what["purpose"] = "download".into();
+        app.store().note(Some(&row.owner), "checkpoint_downloaded", what);
     }
-    // Only names that the directory really holds: nothing is joined that came from the URL.
-    let (name, size) = files.into_iter().find(|(name, _)| *name == file).ok_or_else(gone)?;
-    let opened = tokio::fs::File::open(dir.join(name)).await.map_err(Error::from)?;
-    Ok(body(size, Body::from_stream(ReaderStream::with_capacity(opened, 1 << 16))))
+    Ok(answer(content, &etag(&row.dir, &file), &headers, head))
 }
 
-fn archive_body(dir: PathBuf, files: Vec<(String, u64)>) -> Response {
-    let files = archive::contents(files);
-    let size = archive::size(&files);
-    body(size, Body::from_stream(archive::stream(dir, files)))
+/// Every save has a directory of its own, so the same tag means the same bytes.
+fn etag(dir: &std::path::Path, file: &str) -> String {
+    let leaf = dir.file_name().unwrap_or_default().to_string_lossy();
+    format!("\"{}\"", hex::encode(&Sha256::digest(format!("{leaf}/{file}"))[..16]))
 }
 
-/// The SDK's command line reports the Content-Length as the size.
-fn body(size: u64, body: Body) -> Response {
-    let headers =
-        [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, size.to_string())];
-    (headers, body).into_response()
+/// 200 with everything, 206 with the part that was asked for, or 416. The SDK's command line reports the Content-Length
+/// as the size.
+fn answer(content: Content, etag: &str, request: &HeaderMap, head: bool) -> Response {
+    let size = content.size();
+    // A part of other bytes than those the client has the rest of is of no use to it.
+    let same = request.get(header::IF_RANGE).is_none_or(|tag| tag.as_bytes() == etag.as_bytes());
+    let range = request.get(header::RANGE).and_then(|v| v.to_str().ok()).filter(|_| same);
+    let (status, range, content_range) = match wanted(range, size) {
+        Wanted::All => (StatusCode::OK, 0..size, None),
+        Wanted::Part(part) => {
+            let content_range = format!("bytes {}-{}/{size}", part.start, part.end - 1);
+            (StatusCode::PARTIAL_CONTENT, part, Some(content_range))
+        }
+        Wanted::Nothing => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0, Some(format!("bytes */{size}"))),
+    };
+    let length = range.end - range.start;
+    let body = if head || length == 0 { Body::empty() } else { Body::from_stream(content.stream(range)) };
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_LENGTH, length.to_string()),
+        (header::ACCEPT_RANGES, "bytes".to_owned()),
+        (header::ETAG, etag.to_owned()),
+        // Whoever has the link may read it, nobody else.
+        (header::CACHE_CONTROL, "private".to_owned()),
+    ];
+    let mut response = (status, headers, body).into_response();
+    if let Some(value) = content_range.and_then(|v| v.parse().ok()) {
+        response.headers_mut().insert(header::CONTENT_RANGE, value);
+    }
+    response
 }
 
 /// The absolute URL below which a checkpoint's files lie for a while, as the client reached this server.
 fn link(app: &App, path: &CheckpointPath, headers: &HeaderMap) -> (String, DateTime<Utc>) {
     let expires = Utc::now() + LINK_LIFETIME;
-    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
-    let scheme = text("x-forwarded-proto").filter(|s| *s == "https").unwrap_or("http");
-    let host = text("x-forwarded-host").or(text("host")).unwrap_or("localhost");
-    (format!("{scheme}://{host}/api/v1/download/{}", app.links().token(path, expires)), expires)
+    let base = base_url(app.public_url(), headers);
+    (format!("{base}/api/v1/download/{}", app.links().token(path, expires)), expires)
 }

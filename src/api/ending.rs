@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use chrono::{TimeDelta, Utc};
+use serde_json::json;
 
 use crate::error::Result;
 use crate::ids::SessionId;
@@ -18,6 +19,8 @@ impl App {
     pub async fn end_session(&self, session: &SessionRow, finish: Finish) -> Result<()> {
         self.store().finish_session(&session.id, &finish).await?;
         tracing::info!(session = %session.id, reason = finish.reason, "session ended");
+        let what = json!({ "session_id": session.id.0, "reason": finish.reason });
+        self.store().note(Some(&session.owner), "session_finished", what);
         self.known().finish(session, finish);
         let listed = self.store().session_runs(&session.id).await?;
         let runs: HashSet<_> = self.known().runs_of(&session.id).into_iter().chain(listed).collect();

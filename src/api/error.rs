@@ -1,7 +1,7 @@
 //! Errors as HTTP answers: a status and `{"detail": …}` with a Content-Length (protocol §1.6). Never 409.
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -13,17 +13,23 @@ use crate::futures::admission::Full;
 pub struct ApiError {
     status: StatusCode,
     detail: String,
+    /// `WWW-Authenticate`.
+    challenge: Option<&'static str>,
 }
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
 impl ApiError {
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into() }
+        Self { status, detail: detail.into(), challenge: None }
     }
 
     pub fn unauthorized(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, detail)
+    }
+
+    pub fn with_challenge(self, challenge: &'static str) -> Self {
+        Self { challenge: Some(challenge), ..self }
     }
 
     pub fn gone(detail: impl Into<String>) -> Self {
@@ -56,7 +62,11 @@ impl From<Full> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         tracing::debug!(status = self.status.as_u16(), detail = %self.detail, "refused");
-        (self.status, Json(json!({ "detail": self.detail }))).into_response()
+        let mut response = (self.status, Json(json!({ "detail": self.detail }))).into_response();
+        if let Some(challenge) = self.challenge {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        response
     }
 }
 

@@ -43,6 +43,11 @@ pub async fn load_weights(
     }
 }
 
+/// What is loaded, whoever's permission it takes.
+fn meaning(r: &LoadWeightsRequest) -> u64 {
+    meaning::of_request("load_weights", &LoadWeightsRequest { weights_access_token: None, ..r.clone() })
+}
+
 async fn create_from(
     app: &App,
     owner: OwnerId,
@@ -50,7 +55,7 @@ async fn create_from(
     slot: u64,
     r: &LoadWeightsRequest,
 ) -> ApiResult<Promise> {
-    let meaning = meaning::of_request("load_weights", r);
+    let meaning = meaning(r);
     if let Some(config) = &r.optimizer_config {
         optimizer(config)?;
     }
@@ -62,7 +67,7 @@ async fn create_from(
     if let Some(id) = app.futures().find(&key, meaning)? {
         return Ok(promise(id, Some(&session.model(slot))));
     }
-    let checkpoint = app.readable(&owner, &path).await?;
+    let checkpoint = app.readable_with(&owner, r.weights_access_token.as_deref(), &path).await?;
     let base = base_for(app, &checkpoint, r.base_model.as_deref())?;
     let restore = Restore { dir: checkpoint.dir, optimizer: r.optimizer };
     let user_metadata = r.user_metadata.clone().unwrap_or_default();
@@ -87,12 +92,12 @@ fn base_for(app: &App, checkpoint: &CheckpointRow, wanted: Option<&str>) -> Resu
 }
 
 async fn load_into(app: &App, n: Numbered, r: &LoadWeightsRequest) -> ApiResult<Promise> {
-    let meaning = meaning::of_request("load_weights", r);
+    let meaning = meaning(r);
     let path = n.checked(app, training_path(&r.path))?;
     if let Some(promise) = n.repeated(app, meaning)? {
         return Ok(promise);
     }
-    let checkpoint = app.readable(&n.owner, &path).await;
+    let checkpoint = app.readable_with(&n.owner, r.weights_access_token.as_deref(), &path).await;
     let checkpoint = n.checked(app, checkpoint)?;
     n.checked(app, fits(&checkpoint, &n))?;
     let restore = Restore { dir: checkpoint.dir, optimizer: r.optimizer };

@@ -1,22 +1,28 @@
 //! The HTTP side: every route on one line, all below `/api/v1` (protocol ch. 6).
 
 mod access;
+mod account;
 mod answers;
 mod archive;
+mod audit;
 mod auth;
 mod billing;
 mod body;
 mod checkpoints;
+mod content;
 mod create;
 mod downloads;
 mod ending;
 mod error;
 mod futures;
+mod keys;
 mod known;
 mod load;
 mod numbers;
+mod origin;
 mod query;
 mod quota;
+mod range;
 mod sampling;
 mod save;
 mod sequences;
@@ -27,6 +33,7 @@ mod status;
 mod submit;
 #[cfg(test)]
 mod testing;
+mod tokens;
 mod trace;
 mod training;
 mod training_runs;
@@ -50,6 +57,9 @@ pub fn router(app: App) -> Router {
         .route("/archive", get(downloads::archive_link));
     let keyed = Router::new()
         .route("/client/config", post(service::client_config))
+        .route("/auth/token", post(account::token))
+        .route("/auth/apikey/me", get(account::me).delete(account::delete_me))
+        .route("/audit", get(audit::log))
         .route("/client/dynamic_config", post(service::client_dynamic_config))
         .route("/get_server_capabilities", get(service::capabilities))
         .route("/telemetry", post(service::telemetry))

@@ -21,7 +21,7 @@ pub async fn healthz() -> Json<HealthResponse> {
 /// Flags that differ from a client's defaults, or must stay as they are.
 pub async fn client_config(_: JsonBody<ClientConfigRequest>) -> Json<ClientConfigResponse> {
     Json(ClientConfigResponse {
-        pjwt_auth_enabled: Some(false),
+        pjwt_auth_enabled: Some(true),
         parallel_fwdbwd_chunks: Some(true),
         proto_compress_fwdbwd: Some(false),
         sample_join_sampling_session: Some(true),

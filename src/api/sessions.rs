@@ -42,6 +42,11 @@ pub async fn create(
         finished: None,
     };
     app.store().insert_session(&row).await?;
+    app.store().note(
+        Some(&row.owner),
+        "session_created",
+        json!({ "session_id": row.id.0, "sdk_version": row.sdk_version }),
+    );
     tracing::info!(session = %row.id, owner = %row.owner, sdk = row.sdk_version, "session created");
     Ok(Json(CreateSessionResponse { session_id: row.id.0, ..CreateSessionResponse::default() }))
 }

@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 use crate::accounts::Accounts;
 use crate::checkpoint::links::Links;
 use crate::config::Config;
-use crate::config::auth::Keys;
 use crate::config::limits::Limits;
+use crate::config::public_url::PublicUrl;
 use crate::engine::handle::Handle;
 use crate::error::{Error, Result};
 use crate::futures::admission::{Admission, Room};
@@ -19,7 +19,10 @@ use crate::futures::{Futures, Retention};
 use crate::ids::{CheckpointPath, ModelId};
 use crate::store::Store;
 
+use super::auth::Refusals;
+use super::keys::Keys;
 use super::known::Known;
+use super::tokens::Tokens;
 
 /// How long the files of a deleted or replaced checkpoint stay for those who are reading them.
 const FILES_OUTLIVE_ROW: Duration = Duration::from_secs(60);
@@ -31,6 +34,7 @@ pub struct App(Arc<Shared>);
 struct Shared {
     config: Config,
     keys: Keys,
+    refusals: Refusals,
     engine: Handle,
     store: Store,
     futures: Futures,
@@ -54,10 +58,12 @@ impl App {
         let data_dir = config.store.data_dir.clone();
         let futures = Futures::new(engine.clone(), store.clone(), retention, room, accounts, data_dir);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let keys = config.auth.table();
+        let tokens = Tokens::new(links.secret_for(b"tinderbox token v1"), limits.token_lifetime);
+        let keys = Keys::new(&config.auth, tokens, config.bind.is_loopback());
         Self(Arc::new(Shared {
             config,
             keys,
+            refusals: Refusals::default(),
             engine,
             store,
             futures,
@@ -71,6 +77,15 @@ impl App {
 
     pub fn keys(&self) -> &Keys {
         &self.0.keys
+    }
+
+    pub fn refusals(&self) -> &Refusals {
+        &self.0.refusals
+    }
+
+    /// Where clients reach the server, when it was said.
+    pub fn public_url(&self) -> Option<&PublicUrl> {
+        self.0.config.public_url.as_ref()
     }
 
     pub fn limits(&self) -> &Limits {

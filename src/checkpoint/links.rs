@@ -37,7 +37,7 @@ impl Links {
         };
         let key = bytes.try_into().map_err(|bytes: Vec<u8>| {
             Error::server(format!(
-                "{}: {} bytes instead of {KEY_BYTES}; remove it, and links given so far end",
+                "{}: {} bytes instead of {KEY_BYTES}; remove it, and links and tokens given so far end",
                 path.display(),
                 bytes.len()
             ))
@@ -63,6 +63,12 @@ impl Links {
         let path =
             CheckpointPath { run: ModelId(run.into()), kind: CheckpointKind::from_segment(kind)?, name: name.into() };
         (now.timestamp() < expires.parse().ok()?).then_some(path)
+    }
+
+    /// A secret for another purpose, the same as long as the data directory's key is.
+    pub fn secret_for(&self, purpose: &[u8]) -> [u8; KEY_BYTES] {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes keys of any length");
+        mac.chain_update(purpose).finalize().into_bytes().into()
     }
 
     fn mac(&self, signed: &str) -> Hmac<Sha256> {
@@ -165,6 +171,9 @@ mod tests {
         }
         let names: Vec<_> = fs::read_dir(&data).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, [KEY_FILE]);
+        let secret = Links::open(&data).unwrap().secret_for(b"a");
+        assert_eq!(Links::open(&data).unwrap().secret_for(b"a"), secret);
+        assert_ne!(Links::open(&data).unwrap().secret_for(b"b"), secret);
         let other = tempfile::tempdir().unwrap();
         assert_eq!(Links::open(other.path()).unwrap().verify(&token, at(0)), None);
         fs::write(data.join(KEY_FILE), b"short").unwrap();

@@ -1,6 +1,5 @@
-//! API keys and whose they are.
+//! API keys: those given as flags and whose they are, and what every key is.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use sha2::{Digest, Sha256};
@@ -10,19 +9,12 @@ use crate::error::{Error, Result};
 use crate::ids::OwnerId;
 
 /// What every key of the Tinker SDK begins with (protocol §2.1).
-const PREFIX: &str = "tml-";
+pub const PREFIX: &str = "tml-";
 
-/// The accepted keys; none = any `tml-` key.
+/// The keys given as flags.
 #[derive(Clone, Default)]
 pub struct Auth {
     pub keys: Vec<String>,
-}
-
-/// Looks up the owner of a presented key.
-#[derive(Clone)]
-pub struct Keys {
-    /// By SHA-256 of the key: how long a look-up takes says nothing about how much of a guess was right.
-    owners: HashMap<[u8; 32], OwnerId>,
 }
 
 impl Auth {
@@ -41,30 +33,21 @@ impl Auth {
         Ok(Self { keys })
     }
 
-    pub fn table(&self) -> Keys {
-        Keys { owners: self.keys.iter().map(|key| (sha256(key), owner_of(key))).collect() }
+    /// The SHA-256 of each key and the account it opens.
+    pub fn accounts(&self) -> impl Iterator<Item = ([u8; 32], OwnerId)> {
+        self.keys.iter().map(|key| (sha256(key), owner_of(key)))
     }
 }
 
-impl Keys {
-    /// The owner, or `None` when the key is missing or unknown.
-    pub fn owner(&self, key: Option<&str>) -> Option<OwnerId> {
-        let key = key?;
-        if self.owners.is_empty() {
-            return key.starts_with(PREFIX).then(|| OwnerId("local".into()));
-        }
-        self.owners.get(&sha256(key)).cloned()
-    }
+/// What is kept of a key. How long a look-up by it takes says nothing about how much of a guess was right.
+pub fn sha256(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
 }
 
 /// Stable over restarts and not to be turned back into the key.
 fn owner_of(key: &str) -> OwnerId {
     let digest = sha256(&format!("owner:{key}"));
     OwnerId(digest[..8].iter().map(|b| format!("{b:02x}")).collect())
-}
-
-fn sha256(text: &str) -> [u8; 32] {
-    Sha256::digest(text.as_bytes()).into()
 }
 
 impl fmt::Debug for Auth {
@@ -82,23 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn each_key_is_an_owner_and_others_are_none() {
-        let table = auth(&["tml-a", "tml-b"]).unwrap().table();
-        let a = table.owner(Some("tml-a")).unwrap();
+    fn each_key_is_an_account_that_stays_the_same() {
+        let auth = auth(&["tml-a", "tml-b"]).unwrap();
+        let [a, b] = auth.accounts().map(|(_, owner)| owner).collect::<Vec<_>>().try_into().unwrap();
         // The start of sha256("owner:tml-a").
         assert_eq!(a, OwnerId("49c53c113efba56c".into()));
-        assert_ne!(Some(a), table.owner(Some("tml-b")));
-        for key in [None, Some(""), Some("tml-"), Some("tml-c"), Some("tml-ab")] {
-            assert_eq!(table.owner(key), None, "{key:?}");
-        }
-    }
-
-    #[test]
-    fn without_keys_any_of_the_right_form_is_the_local_owner() {
-        let table = Auth::default().table();
-        assert_eq!(table.owner(Some("tml-anything")), Some(OwnerId("local".into())));
-        assert_eq!(table.owner(Some("sk-other")), None);
-        assert_eq!(table.owner(None), None);
+        assert_ne!(a, b);
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use super::auth::Auth;
 use super::env::Env;
 use super::given;
 use crate::error::{Error, Result};
@@ -33,20 +32,22 @@ impl Bind {
         }
     }
 
-    /// Without keys anybody who reaches the port could use the server, so only this machine may.
-    pub fn refuse_open_network(&self, auth: &Auth) -> Result<()> {
-        if self.is_loopback() || !auth.keys.is_empty() {
+    /// Without keys anybody who reaches the port could use the server, so only this machine may. `keys` says whether
+    /// there is one, be it a flag's or the database's.
+    pub fn refuse_open_network(&self, keys: bool) -> Result<()> {
+        if self.is_loopback() || keys {
             return Ok(());
         }
         Err(Error::user(format!(
-            "--host {} can be reached from other machines, and no key is set: give --api-key tml-… \
-             (or TINDERBOX_API_KEY), or listen on 127.0.0.1",
+            "--host {} can be reached from other machines, and there is no key: make one with tinderbox key create \
+             --name NAME (with the same --data-dir or --database-url), give --api-key tml-… (or TINDERBOX_API_KEY), or \
+             listen on 127.0.0.1",
             self.host
         )))
     }
 
     /// A name other than `localhost` may resolve to anything, so it counts as beyond this machine.
-    fn is_loopback(&self) -> bool {
+    pub fn is_loopback(&self) -> bool {
         self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
 }
@@ -61,13 +62,13 @@ mod tests {
 
     #[test]
     fn only_loopback_may_be_open() {
-        let open = Auth::default();
         for host in ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"] {
-            assert!(bind(host).refuse_open_network(&open).is_ok(), "{host}");
+            assert!(bind(host).refuse_open_network(false).is_ok(), "{host}");
         }
         for host in ["0.0.0.0", "::", "192.168.0.4", "gpu.example"] {
-            assert!(bind(host).refuse_open_network(&open).is_err(), "{host}");
-            assert!(bind(host).refuse_open_network(&Auth { keys: vec!["tml-a".into()] }).is_ok(), "{host}");
+            let message = bind(host).refuse_open_network(false).unwrap_err().message;
+            assert!(message.contains("key create") && message.contains("--api-key"), "{message}");
+            assert!(bind(host).refuse_open_network(true).is_ok(), "{host}");
         }
     }
 

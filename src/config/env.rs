@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 const PREFIX: &str = "TINDERBOX_";
 
 /// Every variable of our own. A name outside this list would be a setting that silently does nothing.
-const KNOWN: [&str; 28] = [
+const KNOWN: [&str; 32] = [
     "TINDERBOX_MODEL",
     "TINDERBOX_HOST",
     "TINDERBOX_PORT",
@@ -18,6 +18,10 @@ const KNOWN: [&str; 28] = [
     "TINDERBOX_DEVICE",
     "TINDERBOX_DTYPE",
     "TINDERBOX_API_KEY",
+    "TINDERBOX_PUBLIC_URL",
+    "TINDERBOX_TOKEN_SECONDS",
+    "TINDERBOX_AUDIT_DAYS",
+    "TINDERBOX_AUDIT_ROWS",
     "TINDERBOX_MAX_JSON_BODY",
     "TINDERBOX_MAX_PROTO_BODY",
     "TINDERBOX_MAX_DATUMS",

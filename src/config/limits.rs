@@ -29,6 +29,12 @@ pub struct Limits {
     pub pending_requests: usize,
     /// A session that shows no sign of life for so long is taken for abandoned.
     pub session_timeout: Duration,
+    /// How long a token from `auth/token` is good for. Clients take a new one at half of it.
+    pub token_lifetime: Duration,
+    /// How long events stay in the audit log.
+    pub audit_retention: Duration,
+    /// Events of one account in the audit log; beyond it the oldest go.
+    pub audit_rows: usize,
     /// How long `retrieve_future` waits for a result. Clients hang up after 45 s (protocol §10.2).
     pub long_poll: Duration,
     /// Tokens of one training pass.
@@ -64,6 +70,9 @@ impl Limits {
             pending_bytes: size("TINDERBOX_PENDING_BYTES", GIB)? as usize,
             pending_requests: count(env, "TINDERBOX_PENDING_REQUESTS", 20_000, 1..=1 << 24)?,
             session_timeout: seconds(env, "TINDERBOX_SESSION_TIMEOUT", 24 * 3600, 60..=31_536_000)?,
+            token_lifetime: seconds(env, "TINDERBOX_TOKEN_SECONDS", 3600, 1..=86_400)?,
+            audit_retention: days(env, "TINDERBOX_AUDIT_DAYS", 90, 1..=3650)?,
+            audit_rows: count(env, "TINDERBOX_AUDIT_ROWS", 100_000, 1..=1 << 24)?,
             long_poll: seconds(env, "TINDERBOX_LONG_POLL_SECONDS", 30, 1..=35)?,
             pass_tokens: count(env, "TINDERBOX_PASS_TOKENS", 2048, 64..=1 << 24)?,
             decode_sequences: count(env, "TINDERBOX_DECODE_SEQUENCES", 64, 1..=65_536)?,
@@ -80,6 +89,10 @@ fn count(env: &Env, name: &'static str, default: usize, range: RangeInclusive<us
 
 fn seconds(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<Duration> {
     ranged(name, env.parse(name)?.unwrap_or(default), range).map(Duration::from_secs)
+}
+
+fn days(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<Duration> {
+    ranged(name, env.parse(name)?.unwrap_or(default), range).map(|n| Duration::from_secs(n * 24 * 3600))
 }
 
 fn bytes(env: &Env, name: &'static str, default: u64) -> Result<u64> {

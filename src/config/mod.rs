@@ -5,8 +5,10 @@ pub mod bind;
 pub mod device;
 pub mod env;
 pub mod hub;
+pub mod keys;
 pub mod limits;
 pub mod models;
+pub mod public_url;
 pub mod quotas;
 pub mod serve;
 pub mod store;
@@ -22,6 +24,7 @@ use env::Env;
 use hub::Hub;
 use limits::Limits;
 use models::ModelArg;
+use public_url::PublicUrl;
 use quotas::Quotas;
 use serve::ServeArgs;
 use store::Store;
@@ -38,6 +41,8 @@ pub struct Config {
     pub limits: Limits,
     /// Of accounts that have none of their own.
     pub quotas: Quotas,
+    /// Where clients reach the server, when it was said.
+    pub public_url: Option<PublicUrl>,
 }
 
 impl Config {
@@ -46,17 +51,16 @@ impl Config {
     /// Errors are the user's and name the flag or variable, the value and what is accepted.
     pub fn new(args: ServeArgs, env: &Env) -> Result<Self> {
         let auth = Auth::new(args.api_key, env)?;
-        let bind = Bind::new(args.host, args.port, env)?;
-        bind.refuse_open_network(&auth)?;
         Ok(Self {
             models: models::from_args(args.model, env)?,
-            bind,
+            bind: Bind::new(args.host, args.port, env)?,
             store: Store::new(args.data_dir, args.database_url, env)?,
             device: Device::new(args.device, args.dtype, env)?,
             auth,
             hub: Hub::from_env(env),
             limits: Limits::from_env(env)?,
             quotas: Quotas::from_env(env)?,
+            public_url: given(args.public_url, env, "TINDERBOX_PUBLIC_URL")?,
         })
     }
 
@@ -71,6 +75,7 @@ impl Config {
             hub: Hub { cache_dir: data_dir.join("hub"), offline: true },
             limits: Limits::default(),
             quotas: Quotas::default(),
+            public_url: None,
         }
     }
 }
@@ -113,20 +118,6 @@ mod tests {
         assert_eq!(config.device.dtype, Dtype::F32);
         assert_eq!(config.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(config.store.url, "sqlite:/srv/tb/tinderbox.db");
-    }
-
-    #[test]
-    fn listening_to_the_network_needs_keys() {
-        let (_dir, path) = model_dir();
-        let env = Env::for_testing(&[("HOME", "/home/u")]);
-        let args = |keys: &[&str]| ServeArgs {
-            model: vec![path.clone()],
-            host: Some("0.0.0.0".into()),
-            api_key: keys.iter().map(|k| k.to_string()).collect(),
-            ..ServeArgs::default()
-        };
-        assert!(Config::new(args(&[]), &env).unwrap_err().message.contains("--api-key"));
-        assert_eq!(Config::new(args(&["tml-a"]), &env).unwrap().bind.address(), "0.0.0.0:8000");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::device::{DeviceChoice, Dtype};
+use super::public_url::PublicUrl;
 
 /// A value given here wins over its environment variable.
 #[derive(Clone, Default, clap::Args)]
@@ -14,7 +15,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "[NAME=]DIR|HUB_ID")]
     pub model: Vec<String>,
 
-    /// Address to listen on; anything beyond this machine needs --api-key [default: 127.0.0.1] [env: TINDERBOX_HOST]
+    /// Address to listen on; anything beyond this machine needs a key: --api-key or `tinderbox key create` [default: 127.0.0.1] [env: TINDERBOX_HOST]
     #[arg(long, value_name = "HOST")]
     pub host: Option<String>,
 
@@ -41,10 +42,16 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<Dtype>,
 
-    /// A key clients must present, beginning with `tml-`; each is an account of its own. Repeat the flag for more.
-    /// Without any, every `tml-` key is accepted, on loopback only [env: TINDERBOX_API_KEY, comma separated]
+    /// A key clients must present, beginning with `tml-`; each is an account of its own. Repeat the flag for more;
+    /// `tinderbox key create` makes keys that need no flag. Without any, every `tml-` key is accepted, on loopback only
+    /// [env: TINDERBOX_API_KEY, comma separated]
     #[arg(long, value_name = "KEY")]
     pub api_key: Vec<String>,
+
+    /// Where clients reach the server when that is not the address they connect to, as behind a proxy; download links
+    /// begin with it [default: as the request says] [env: TINDERBOX_PUBLIC_URL]
+    #[arg(long, value_name = "URL")]
+    pub public_url: Option<PublicUrl>,
 }
 
 /// Hides keys and the database's password.
@@ -59,6 +66,7 @@ impl fmt::Debug for ServeArgs {
             .field("device", &self.device)
             .field("dtype", &self.dtype)
             .field("api_keys", &self.api_key.len())
+            .field("public_url", &self.public_url)
             .finish()
     }
 }
@@ -78,13 +86,14 @@ mod tests {
     fn the_documented_command_line() {
         let args = parse(
             "--model Qwen/Qwen3-8B=models/qwen3 --model b --host ::1 --port 9000 --data-dir d --database-url sqlite:x \
-             --device cuda:0 --dtype bf16 --api-key tml-a --api-key tml-b",
+             --device cuda:0 --dtype bf16 --api-key tml-a --api-key tml-b --public-url https://t.example/x/",
         )
         .unwrap();
         assert_eq!(args.model, ["Qwen/Qwen3-8B=models/qwen3", "b"]);
         assert_eq!((args.host.as_deref(), args.port), (Some("::1"), Some(9000)));
         assert_eq!((args.device, args.dtype), (Some(DeviceChoice::Cuda(0)), Some(Dtype::Bf16)));
         assert_eq!(args.api_key, ["tml-a", "tml-b"]);
+        assert_eq!(args.public_url.unwrap().as_str(), "https://t.example/x");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From the engine's outcome to a settled promise; rows are written before anybody can see the result.
 
 use chrono::{TimeDelta, Utc};
+use serde_json::json;
 
 use crate::accounts::tally::Tally;
 use crate::command::{Command, Outcome, TargetLayout};
@@ -169,6 +170,9 @@ impl Completion {
         match (self, outcome) {
             (Self::Create { row, path }, Outcome::Created) => {
                 store.insert_run(&row).await?;
+                let from = path.as_ref().map(CheckpointPath::to_string);
+                let what = json!({ "model_id": row.id.0, "base_model": row.base_model, "from": from });
+                store.note(Some(&row.owner), "run_created", what);
                 let model = row.id;
                 Ok(match path {
                     Some(path) => Answer::Loaded { model, path },
@@ -185,6 +189,8 @@ impl Completion {
                     remove(&row.dir).await;
                     return Err(e);
                 }
+                let what = json!({ "tinker_path": path.to_string(), "model_id": path.run.0, "size_bytes": size_bytes });
+                store.note(Some(&row.owner), "checkpoint_saved", what);
                 Ok(Answer::Saved { path, size_bytes })
             }
             (Self::Snapshot(row), Outcome::Saved { .. }) => {

@@ -2,12 +2,14 @@
 
 pub mod lock;
 mod sweep;
+mod upkeep;
 
 use std::future::Future;
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::serve::ListenerExt;
+use chrono::Utc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -29,6 +31,17 @@ pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
     TcpListener::bind(&address).await.with_context(context)
 }
 
+/// Beyond this machine a server needs a key, from a flag or in its database.
+pub async fn refuse_open_network(config: &Config) -> anyhow::Result<()> {
+    let mut keys = !config.auth.keys.is_empty();
+    if !keys && !config.bind.is_loopback() {
+        let store = Store::open(&config.store.url).await?;
+        keys = !store.keys().await?.is_empty();
+        store.close().await;
+    }
+    Ok(config.bind.refuse_open_network(keys)?)
+}
+
 /// Serve on `listener` until `shutdown` resolves, then drain: long polls are answered at once, no new connection is
 /// taken, the engine stops.
 pub async fn run(
@@ -43,14 +56,16 @@ pub async fn run(
     let address = listener.local_addr()?;
     let app = App::new(config, engine.clone(), store.clone(), links);
     sweep::orphans(&app.checkpoints_dir(), &store).await?;
+    upkeep::refresh_keys(&app).await?;
     let router = api::router(app.clone());
     let sweeper = tokio::spawn(sweep::forever(app.clone()));
     let counter = tokio::spawn(sweep::usage(app.clone()));
-    let counted = app.clone();
+    let app_at_end = app.clone();
     let models: Vec<&str> = engine.models().iter().map(|m| m.name.as_str()).collect();
-    tracing::info!(models = models.join(", "), "ready on http://{address}");
+    tracing::info!(models = models.join(", "), keys = app.keys().usable(Utc::now()), "ready on http://{address}");
 
     let (stop, mut stopping) = watch::channel(false);
+    let upkeep = tokio::spawn(upkeep::until(app.clone(), stopping.clone()));
     let signal = async move {
         shutdown.await;
         tracing::info!("stopping: no new requests, up to {} s for those in flight", DRAIN.as_secs());
@@ -82,8 +97,14 @@ pub async fn run(
     if tokio::time::timeout(DRAIN, ended).await.is_err() {
         tracing::warn!("the engine did not stop in {} s", DRAIN.as_secs());
     }
-    sweep::flush(&counted).await;
+    sweep::flush(&app_at_end).await;
     counter.abort();
+    if tokio::time::timeout(DRAIN, upkeep).await.is_err() {
+        tracing::warn!("the audit log was not written in {} s", DRAIN.as_secs());
+    }
+    if let Err(e) = upkeep::write_used(&app_at_end).await {
+        tracing::warn!(error = %e, "last use of keys not written");
+    }
     store.close().await;
     tracing::info!("stopped");
     Ok(())

@@ -38,10 +38,12 @@ pub async fn flush(app: &App) {
         tracing::warn!(error = %e, "usage not written");
     }
 }
+/// The audit log is counted through once in so many rounds: it may be long.
+const AUDIT_ROUNDS: u32 = 60;
 
 /// Never ends. A sweep that fails is logged, and done again the next time.
 pub async fn forever(app: App) {
-    loop {
+    for round in 0u32.. {
         tokio::time::sleep(INTERVAL).await;
         app.futures().forget_expired();
         if let Err(e) = app.end_silent_sessions().await {
@@ -58,7 +60,18 @@ pub async fn forever(app: App) {
         if let Err(e) = app.store().purge_telemetry(Utc::now() - TELEMETRY).await {
             tracing::warn!(error = %e, "old telemetry not removed");
         }
+        if round.is_multiple_of(AUDIT_ROUNDS)
+            && let Err(e) = old_events(&app).await
+        {
+            tracing::warn!(error = %e, "old audit events not removed");
+        }
     }
+}
+
+async fn old_events(app: &App) -> Result<()> {
+    let limits = app.limits();
+    let before = Utc::now() - TimeDelta::from_std(limits.audit_retention).unwrap_or(TimeDelta::MAX);
+    app.store().purge_audit(before, limits.audit_rows as u64).await
 }
 
 async fn expired_checkpoints(app: &App) -> Result<()> {

@@ -1,7 +1,9 @@
 //! All SQL of the server: one set of queries for SQLite and Postgres, a file per table.
 
+pub mod audit;
 pub mod checkpoints;
 mod columns;
+pub mod keys;
 mod open;
 pub mod runs;
 pub mod samplers;
@@ -11,6 +13,7 @@ pub mod telemetry;
 pub mod usage;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use sqlx::AnyPool;
 
@@ -34,6 +37,7 @@ pub struct Page<T> {
 #[derive(Clone)]
 pub struct Store {
     pool: AnyPool,
+    noted: Arc<audit::Noted>,
 }
 
 impl Store {
@@ -41,11 +45,15 @@ impl Store {
     /// and brings the tables up to date.
     pub async fn open(url: &str) -> Result<Self> {
         let pool = open::pool(url).await.map_err(|e| e.context(format_args!("database {}", redacted(url))))?;
-        Ok(Self { pool })
+        Ok(Self { pool, noted: Arc::default() })
     }
 
-    /// Waits for queries in flight and closes every connection; SQLite then folds its log into the file.
+    /// Writes the events that were noted, waits for queries in flight and closes every connection; SQLite then folds
+    /// its log into the file.
     pub async fn close(&self) {
+        if let Err(e) = self.write_noted().await {
+            tracing::warn!(error = %e, "audit log not written");
+        }
         self.pool.close().await;
     }
 }

@@ -1,5 +1,6 @@
 //! The wire types, a file per family; server and client use the same structs (protocol ch. 3, 4, 6 to 8, 10).
 
+pub mod audit;
 pub mod billing;
 pub mod checkpoints;
 pub mod datum;

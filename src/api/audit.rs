@@ -1,0 +1,90 @@
+//! The audit log of the asking account (protocol §7.19).
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{NaiveDate, TimeDelta, Utc};
+use tinderbox_client::types::audit::{AuditLogEntry, AuditLogResponse, AuditQuery};
+
+use crate::error::{Error, Result};
+use crate::store::audit::AuditRow;
+
+use super::auth::Owner;
+use super::error::ApiResult;
+use super::query::QueryOf;
+use super::state::App;
+
+/// Entries of one answer; of a day with more, the last ones.
+const ENTRIES: u64 = 10_000;
+
+/// Which events each type means, by the beginning of their names. There are no projects' and teams' events here.
+const TYPES: [(&str, &str); 7] = [
+    ("all", ""),
+    ("checkpoints", "checkpoint_"),
+    ("organizations", "key_"),
+    ("sessions", "session_"),
+    ("runs", "run_"),
+    ("projects", "project_"),
+    ("teams", "team_"),
+];
+
+/// What happened on one day, midnight to midnight UTC, oldest first; today when no day is named.
+pub async fn log(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    QueryOf(q): QueryOf<AuditQuery>,
+) -> ApiResult<Json<AuditLogResponse>> {
+    let prefix = prefix(&q.event_type)?;
+    let day = match &q.day {
+        Some(day) => date(day)?,
+        None => Utc::now().date_naive(),
+    };
+    let from = day.and_time(chrono::NaiveTime::MIN).and_utc();
+    // What was done before this request is to be seen in its answer.
+    app.store().write_noted().await?;
+    let rows = app.store().audit(&owner, prefix, from, from + TimeDelta::days(1), ENTRIES).await?;
+    Ok(Json(AuditLogResponse { entries: rows.into_iter().map(entry).collect() }))
+}
+
+fn prefix(event_type: &str) -> Result<&'static str> {
+    let found = TYPES.iter().find(|(name, _)| *name == event_type);
+    found.map(|(_, prefix)| *prefix).ok_or_else(|| {
+        let known: Vec<&str> = TYPES.iter().map(|(name, _)| *name).collect();
+        Error::user(format!("event_type {event_type:?} must be one of {}", known.join(", ")))
+    })
+}
+
+fn date(day: &str) -> Result<NaiveDate> {
+    let parsed = NaiveDate::parse_from_str(day, "%Y-%m-%d").ok();
+    let parsed = parsed.filter(|d| (1970..=9999).contains(&chrono::Datelike::year(d)));
+    parsed.ok_or_else(|| Error::user(format!("day {day:?} must be a date as 2026-01-31")))
+}
+
+/// The older fields of an entry repeat what its details say.
+fn entry(row: AuditRow) -> AuditLogEntry {
+    let text = |name: &str| row.details.get(name).and_then(|v| v.as_str()).map(str::to_owned);
+    let (model_id, tinker_path, purpose) = (text("model_id"), text("tinker_path"), text("purpose"));
+    let of_checkpoint = row.event.starts_with("checkpoint_");
+    AuditLogEntry {
+        timestamp: row.at,
+        model_id: model_id.filter(|_| of_checkpoint),
+        tinker_path,
+        purpose,
+        event: row.event,
+        event_details: row.details,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_and_days_are_checked() {
+        assert_eq!((prefix("all").unwrap(), prefix("checkpoints").unwrap()), ("", "checkpoint_"));
+        assert!(prefix("chequers").unwrap_err().message.contains("all, checkpoints"));
+        assert_eq!(date("2026-01-31").unwrap().to_string(), "2026-01-31");
+        for wrong in ["", "2026-02-30", "yesterday", "+12026-01-01", "0001-01-01", "2026-01-31T00:00:00Z"] {
+            assert!(date(wrong).is_err(), "{wrong}");
+        }
+    }
+}
