@@ -48,14 +48,7 @@ pub async fn retrieve(
         }
         Poll::Failed(e) => Ok(Json(failed(e)).into_response()),
         Poll::Pending(wait) => {
-            let again = match app.futures().paused(&id, &owner) {
-                Some(reason) => TryAgainResponse {
-                    request_id: id.0,
-                    queue_state: QueueState::PausedRateLimit,
-                    queue_state_reason: Some(reason),
-                },
-                None => try_again(id, wait),
-            };
+            let again = try_again(id.clone(), app.futures().paused(&id, &owner), wait);
             Ok((StatusCode::REQUEST_TIMEOUT, Json(again)).into_response())
         }
         Poll::Unknown => Err(ApiError::gone("this promise is unknown: it expired, or the server was restarted since")),
@@ -79,13 +72,15 @@ fn wait(headers: &HeaderMap, longest: Duration) -> Duration {
 }
 
 /// Waiting for one's turn is nothing unusual; a lack of memory is shown to users as a pause (protocol §10.3).
-fn try_again(id: RequestId, wait: Option<Wait>) -> TryAgainResponse {
-    let paused = wait.is_some_and(|w| w.is_for_capacity());
-    TryAgainResponse {
-        request_id: id.0,
-        queue_state: if paused { QueueState::PausedCapacity } else { QueueState::Active },
-        queue_state_reason: wait.map(|w| w.to_string()),
-    }
+/// So is a wait for the account's own rate, which `rate` describes.
+pub fn try_again(id: RequestId, rate: Option<String>, wait: Option<Wait>) -> TryAgainResponse {
+    let queue_state = match (&rate, wait) {
+        (Some(_), _) => QueueState::PausedRateLimit,
+        (None, Some(wait)) if wait.is_for_capacity() => QueueState::PausedCapacity,
+        (None, _) => QueueState::Active,
+    };
+    let queue_state_reason = rate.or(wait.map(|w| w.to_string()));
+    TryAgainResponse { request_id: id.0, queue_state, queue_state_reason }
 }
 
 fn wants_protobuf(headers: &HeaderMap) -> bool {
@@ -126,7 +121,7 @@ mod tests {
     #[test]
     fn a_poll_that_ends_says_what_is_waited_for() {
         let again = |wait| {
-            let r = try_again(RequestId("r".into()), wait);
+            let r = try_again(RequestId("r".into()), None, wait);
             (r.queue_state, r.queue_state_reason.unwrap_or_default())
         };
         assert_eq!(again(None), (QueueState::Active, String::new()));
@@ -136,6 +131,8 @@ mod tests {
         );
         let memory = Wait::Room(crate::engine::load::HeldUp::Memory, 0);
         assert_eq!(again(Some(memory)), (QueueState::PausedCapacity, "waits for key/value memory".into()));
+        let rate = try_again(RequestId("r".into()), Some("quota".into()), Some(memory));
+        assert_eq!((rate.queue_state, rate.queue_state_reason), (QueueState::PausedRateLimit, Some("quota".into())));
     }
 
     #[test]

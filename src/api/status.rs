@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::extract::State;
-use tinderbox_client::types::futures::QueueState;
 use tinderbox_client::types::usage::{
     Capacity, QuotaStatus, QuotaUse, RecentError, ServerStatus, StatusResponse, TokenRates, WaitingRequest,
 };
@@ -13,7 +12,7 @@ use crate::ids::OwnerId;
 
 use super::auth::Owner;
 use super::error::ApiResult;
-use super::futures::category;
+use super::futures::{category, try_again};
 use super::state::App;
 
 /// Waiting requests listed.
@@ -61,10 +60,10 @@ async fn quotas(app: &App, owner: &OwnerId, pending: u64) -> Result<QuotaStatus>
 }
 
 fn waits(app: &App, owner: &OwnerId, w: Waiting) -> WaitingRequest {
-    let queue_state_reason = app.futures().paused(&w.id, owner);
+    let again = try_again(w.id.clone(), app.futures().paused(&w.id, owner), app.futures().waits_for(&w.id));
     WaitingRequest {
-        queue_state: queue_state_reason.as_ref().map_or(QueueState::Active, |_| QueueState::PausedRateLimit),
-        queue_state_reason,
+        queue_state: again.queue_state,
+        queue_state_reason: again.queue_state_reason,
         request_id: w.id.0,
         request: w.key.to_string(),
         waiting_seconds: w.since.elapsed().as_secs_f64(),
@@ -91,7 +90,7 @@ mod tests {
     use crate::engine::handle::Message;
     use crate::error::Error;
     use crate::futures::complete::Completion;
-    use tinderbox_client::types::futures::RequestErrorCategory;
+    use tinderbox_client::types::futures::{QueueState, RequestErrorCategory};
 
     #[tokio::test]
     async fn each_account_sees_what_is_its_own() {

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::engine::load::Wait;
+use crate::engine::load::{Load, Wait};
 use crate::error::Error;
 use crate::ids::{OwnerId, RequestId, SamplerId};
 
 use super::Futures;
 use super::issue::Key;
 use super::state::{Answer, State};
+use super::table::Promise;
 
 pub enum Poll {
     Done(Arc<Answer>),
@@ -49,6 +50,12 @@ impl Futures {
         id.map_or(Poll::Unknown, |id| self.read(&id))
     }
 
+    /// What the engine says an unfinished request waits for.
+    pub fn waits_for(&self, id: &RequestId) -> Option<Wait> {
+        let load = self.engine.load();
+        self.lock().promises.get(id).and_then(|promise| wait_of(&load, promise))
+    }
+
     fn watch(&self, id: &RequestId, owner: &OwnerId) -> Option<tokio::sync::watch::Receiver<bool>> {
         let table = self.lock();
         let promise = table.promises.get(id).filter(|p| p.owner == *owner)?;
@@ -60,23 +67,23 @@ impl Futures {
         let mut table = self.lock();
         let Some(promise) = table.promises.get_mut(id) else { return Poll::Unknown };
         let poll = match &promise.state {
-            State::Pending => {
-                return Poll::Pending(match (&promise.key, promise.ticket) {
-                    (Key::Run { model, seq }, _) => load.of_run(&promise.owner, model, *seq),
-                    // A run that is yet to be created is asked for by its first number.
-                    (Key::Creation { session, model_seq }, _) => {
-                        load.of_run(&promise.owner, &session.model(*model_seq), 0)
-                    }
-                    (Key::Sample { .. }, Some(ticket)) => load.of_sample(&promise.owner, ticket),
-                    (Key::Sample { .. } | Key::Unload { .. }, _) => None,
-                });
-            }
+            State::Pending => return Poll::Pending(wait_of(&load, promise)),
             State::Done(answer) => Poll::Done(answer.clone()),
             State::Failed(e) => Poll::Failed(e.clone()),
             State::Expired => return Poll::Unknown,
         };
         promise.retrieved_at = Some(Instant::now());
         poll
+    }
+}
+
+fn wait_of(load: &Load, promise: &Promise) -> Option<Wait> {
+    match (&promise.key, promise.ticket) {
+        (Key::Run { model, seq }, _) => load.of_run(&promise.owner, model, *seq),
+        // A run that is yet to be created is asked for by its first number.
+        (Key::Creation { session, model_seq }, _) => load.of_run(&promise.owner, &session.model(*model_seq), 0),
+        (Key::Sample { .. }, Some(ticket)) => load.of_sample(&promise.owner, ticket),
+        (Key::Sample { .. } | Key::Unload { .. }, _) => None,
     }
 }
 
