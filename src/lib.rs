@@ -22,4 +22,5 @@ pub mod server;
 pub mod start;
 pub mod store;
 pub mod tokenizer;
+pub mod upload;
 pub mod validate;

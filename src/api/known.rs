@@ -23,6 +23,7 @@ pub struct Known {
     sessions: Memory<SessionId, SessionRow>,
     runs: Memory<ModelId, RunRow>,
     samplers: Memory<SamplerId, SamplerRow>,
+    trained: Memory<ModelId, ()>,
     touched: Mutex<HashMap<ModelId, Instant>>,
     /// The last request on each session.
     seen: Mutex<HashMap<SessionId, Instant>>,
@@ -67,6 +68,15 @@ impl Known {
         }
     }
 
+    /// Whether the run is known to be one that is trained, and not one that only holds weights.
+    pub fn is_trained(&self, id: &ModelId) -> bool {
+        self.trained.get(id).is_some()
+    }
+
+    pub fn trains(&self, id: &ModelId) {
+        self.trained.insert(id.clone(), ());
+    }
+
     pub async fn sampler(&self, store: &Store, id: &SamplerId) -> Result<Option<Arc<SamplerRow>>> {
         match self.samplers.get(id) {
             Some(row) => Ok(Some(row)),
@@ -76,6 +86,7 @@ impl Known {
 
     /// A run whose creation was submitted: requests on it are in order behind the creation.
     pub fn announce_run(&self, row: RunRow) {
+        self.trains(&row.id);
         self.runs.insert(row.id.clone(), row);
     }
 

@@ -18,7 +18,9 @@ use crate::futures::issue::Key;
 use crate::futures::{Futures, Retention};
 use crate::ids::{CheckpointPath, ModelId};
 use crate::store::Store;
+use crate::upload::Uploads;
 
+use super::exports::Exports;
 use super::known::Known;
 
 /// How long the files of a deleted or replaced checkpoint stay for those who are reading them.
@@ -37,6 +39,10 @@ struct Shared {
     links: Links,
     known: Known,
     unlimited: Admission,
+    /// Held while a copy is made, so that a repeat of its request finds it.
+    copying: tokio::sync::Mutex<()>,
+    uploads: Uploads,
+    exports: Exports,
     /// Large bodies are worked on by so many threads at once.
     heavy: Semaphore,
     /// Makes the seeds that users left open unpredictable, and a repeat's the same.
@@ -55,6 +61,8 @@ impl App {
         let futures = Futures::new(engine.clone(), store.clone(), retention, room, accounts, data_dir);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let keys = config.auth.table();
+        let uploads = Uploads::new(config.store.data_dir.join("uploads"), limits.upload_bytes);
+        let exports = Exports::new(config.store.data_dir.join("exports"));
         Self(Arc::new(Shared {
             config,
             keys,
@@ -64,6 +72,9 @@ impl App {
             links,
             known: Known::default(),
             unlimited: Admission::new(Room::UNLIMITED, Accounts::default()),
+            copying: tokio::sync::Mutex::default(),
+            uploads,
+            exports,
             heavy: Semaphore::new(cores),
             secret: rand::random(),
         }))
@@ -100,6 +111,23 @@ impl App {
     /// Admits small bodies, which are never refused for want of room.
     pub fn unlimited(&self) -> &Admission {
         &self.0.unlimited
+    }
+
+    pub fn copying(&self) -> &tokio::sync::Mutex<()> {
+        &self.0.copying
+    }
+
+    pub fn uploads(&self) -> &Uploads {
+        &self.0.uploads
+    }
+
+    pub fn exports(&self) -> &Exports {
+        &self.0.exports
+    }
+
+    /// Without a slash at its end.
+    pub fn public_url(&self) -> Option<&str> {
+        self.0.config.bind.public_url.as_deref()
     }
 
     /// Runs what takes long on a thread of its own, so that heartbeats go on; a few at once, so that memory lasts.

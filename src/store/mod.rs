@@ -1,7 +1,10 @@
 //! All SQL of the server: one set of queries for SQLite and Postgres, a file per table.
 
+pub mod checkpoint_lists;
 pub mod checkpoints;
 mod columns;
+pub mod held;
+mod in_use;
 mod open;
 pub mod runs;
 pub mod samplers;
