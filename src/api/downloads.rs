@@ -22,7 +22,7 @@ use super::error::{ApiError, ApiResult};
 use super::state::App;
 
 /// How long a link works. Clients ask again when less than 5 minutes are left.
-pub const LINK_LIFETIME: TimeDelta = TimeDelta::hours(1);
+const LINK_LIFETIME: TimeDelta = TimeDelta::hours(1);
 
 /// The name under which a checkpoint's directory is served as one tar file.
 const ARCHIVE: &str = "archive.tar";
@@ -86,7 +86,7 @@ fn archive_body(dir: PathBuf, files: Vec<(String, u64)>) -> Response {
 }
 
 /// The SDK's command line reports the Content-Length as the size.
-pub fn body(size: u64, body: Body) -> Response {
+fn body(size: u64, body: Body) -> Response {
     let headers =
         [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, size.to_string())];
     (headers, body).into_response()
@@ -95,37 +95,8 @@ pub fn body(size: u64, body: Body) -> Response {
 /// The absolute URL below which a checkpoint's files lie for a while, as the client reached this server.
 fn link(app: &App, path: &CheckpointPath, headers: &HeaderMap) -> (String, DateTime<Utc>) {
     let expires = Utc::now() + LINK_LIFETIME;
-    (format!("{}/download/{}", base_url(app, headers), app.links().token(path, expires)), expires)
-}
-
-/// Where clients reach `/api/v1`: as configured, or else as this client did. Behind a proxy that is what it forwards.
-pub fn base_url(app: &App, headers: &HeaderMap) -> String {
-    if let Some(url) = app.public_url() {
-        return format!("{url}/api/v1");
-    }
-    // Of several proxies the first is the one that the client sees.
-    let first =
-        |name: &str| headers.get(name)?.to_str().ok()?.split(',').next().map(str::trim).filter(|s| !s.is_empty());
-    let scheme = first("x-forwarded-proto").filter(|s| *s == "https").unwrap_or("http");
-    let host = first("x-forwarded-host").or(first("host")).unwrap_or("localhost");
-    format!("{scheme}://{host}/api/v1")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::api::testing;
-
-    #[tokio::test]
-    async fn links_lead_where_the_client_came_from() {
-        let (app, _engine) = testing::app().await;
-        let url = |pairs: &[(&str, &str)]| {
-            let headers = pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-            base_url(&app, &HeaderMap::from_iter(headers.collect::<Vec<(header::HeaderName, header::HeaderValue)>>()))
-        };
-        assert_eq!(url(&[("host", "h:1")]), "http://h:1/api/v1");
-        let proxy = [("host", "inner:1"), ("x-forwarded-proto", "https, http"), ("x-forwarded-host", "outer, inner")];
-        assert_eq!(url(&proxy), "https://outer/api/v1");
-        assert_eq!(url(&[("x-forwarded-proto", "javascript")]), "http://localhost/api/v1");
-    }
+    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
+    let scheme = text("x-forwarded-proto").filter(|s| *s == "https").unwrap_or("http");
+    let host = text("x-forwarded-host").or(text("host")).unwrap_or("localhost");
+    (format!("{scheme}://{host}/api/v1/download/{}", app.links().token(path, expires)), expires)
 }

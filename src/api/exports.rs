@@ -7,22 +7,20 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use chrono::Utc;
 use tinderbox_client::types::sessions::{TraceExportResponse, TraceExportStatus};
-use tokio_util::io::ReaderStream;
 
 use crate::error::{Error, Result};
 use crate::ids::SessionId;
 
 use super::auth::Owner;
-use super::downloads::{LINK_LIFETIME, base_url, body};
 use super::error::{ApiError, ApiResult};
 use super::state::App;
 use super::timeline;
+use super::transfers::{LIFETIME, api_url, send};
 
 /// The name under which the file is served; what shows time lines reads it as it is.
 const FILE: &str = "session.pftrace";
@@ -126,8 +124,8 @@ pub async fn trace_export(
     let answer = |status| TraceExportResponse { status, url: None, error: None };
     Ok(Json(match app.exports().look(&session) {
         Some(Job::Ready(_)) => {
-            let token = app.links().seal("export", &session.0, Utc::now() + LINK_LIFETIME);
-            let url = format!("{}/export/{token}/{FILE}", base_url(&app, &headers));
+            let token = app.links().seal("export", &session.0, Utc::now() + LIFETIME);
+            let url = format!("{}/export/{token}/{FILE}", api_url(&headers));
             TraceExportResponse { url: Some(url), ..answer(TraceExportStatus::Ready) }
         }
         Some(Job::Failed(error)) => TraceExportResponse { error: Some(error), ..answer(TraceExportStatus::Failed) },
@@ -140,8 +138,7 @@ pub async fn download(State(app): State<App>, Path((token, file)): Path<(String,
     let gone = || ApiError::new(StatusCode::NOT_FOUND, "this export link is not valid, or no longer");
     let session = app.links().unseal("export", &token, Utc::now()).filter(|_| file == FILE).ok_or_else(gone)?;
     let opened = tokio::fs::File::open(app.exports().file(&SessionId(session))).await.map_err(|_| gone())?;
-    let size = opened.metadata().await.map_err(Error::from)?.len();
-    Ok(body(size, Body::from_stream(ReaderStream::with_capacity(opened, 1 << 16))))
+    Ok(send(opened).await?)
 }
 
 async fn make(app: &App, session: &SessionId) -> Result<()> {
@@ -186,7 +183,7 @@ mod tests {
         assert_eq!(json["metadata"]["session"]["id"], session.0);
         assert!(fetch(token.clone(), "other").await.is_err());
         assert!(fetch(format!("{token}0"), &file).await.is_err());
-        let upload = app.links().seal("upload", &session.0, Utc::now() + LINK_LIFETIME);
+        let upload = app.links().seal("upload", &session.0, Utc::now() + LIFETIME);
         assert!(fetch(upload, &file).await.is_err());
     }
 

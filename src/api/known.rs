@@ -17,7 +17,8 @@ use crate::store::sessions::{Finish, SessionRow};
 /// `last_request_time` of a run is written at most this often.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Rows do not change while they are here, but for a session's end, which [`Known::finish`] notes.
+/// Rows do not change while they are here, but for a session's end and its project, which [`Known::finish`] and
+/// [`Known::assign`] note.
 #[derive(Default)]
 pub struct Known {
     sessions: Memory<SessionId, SessionRow>,
@@ -97,6 +98,10 @@ impl Known {
 
     pub fn finish(&self, row: &SessionRow, finish: Finish) {
         self.sessions.insert(row.id.clone(), SessionRow { finished: Some(finish), ..row.clone() });
+    }
+
+    pub fn assign(&self, row: &SessionRow, project_id: &str) {
+        self.sessions.insert(row.id.clone(), SessionRow { project_id: Some(project_id.into()), ..row.clone() });
     }
 
     /// Write the run's `last_request_time` in the background, now and then.

@@ -35,6 +35,7 @@ mod timeline;
 mod trace;
 mod training;
 mod training_runs;
+mod transfers;
 mod unzstd;
 mod uploads;
 mod usage;

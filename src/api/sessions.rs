@@ -111,6 +111,7 @@ pub async fn set_project(
     let session = app.session(&owner, &SessionId(id)).await?;
     bounded("project_id", &r.project_id)?;
     app.store().set_session_project(&session.id, &r.project_id).await?;
+    app.known().assign(&session, &r.project_id);
     Ok(Json(json!({})))
 }
 

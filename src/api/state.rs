@@ -125,11 +125,6 @@ impl App {
         &self.0.exports
     }
 
-    /// Without a slash at its end.
-    pub fn public_url(&self) -> Option<&str> {
-        self.0.config.bind.public_url.as_deref()
-    }
-
     /// Runs what takes long on a thread of its own, so that heartbeats go on; a few at once, so that memory lasts.
     pub async fn heavy<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let _turn = self.0.heavy.acquire().await.map_err(|e| Error::server(e.to_string()))?;

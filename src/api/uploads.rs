@@ -28,10 +28,10 @@ use crate::validate::weights::ttl;
 
 use super::auth::Owner;
 use super::body::JsonBody;
-use super::downloads::base_url;
 use super::error::{ApiError, ApiResult};
 use super::held::{Held, Place};
 use super::state::App;
+use super::transfers::api_url;
 
 const DEFAULT_NAME: &str = "uploaded";
 
@@ -52,8 +52,7 @@ pub async fn start(
     let wish = Wish { name, base_model, ttl: ttl(r.ttl_seconds)?, project_id: r.project_id, user_metadata };
     let files: Vec<_> = r.files.into_iter().map(|f| (f.name, f.size_bytes)).collect();
     let upload = app.uploads().start(&owner, &files, wish)?;
-    let base =
-        format!("{}/upload/{}", base_url(&app, &headers), app.links().seal("upload", &upload.id, upload.expires));
+    let base = format!("{}/upload/{}", api_url(&headers), app.links().seal("upload", &upload.id, upload.expires));
     let urls = upload.files().map(|file| (file.to_owned(), format!("{base}/{file}"))).collect();
     Ok(Json(ExternalWeightsUploadStartResponse { upload_id: upload.id.clone(), urls, expires: upload.expires }))
 }
@@ -151,7 +150,8 @@ fn base_of<'a>(app: &'a App, config: &AdapterConfig, wanted: Option<&str>) -> Re
 
 /// Exactly `size` bytes into a new file.
 async fn receive(body: Body, path: &FilePath, size: u64, name: &str) -> ApiResult<()> {
-    let mut file = tokio::fs::File::create_new(path).await.map_err(Error::from)?;
+    let finished = |_| Error::not_found(format!("{name}: the upload is finished or was given up"));
+    let mut file = tokio::fs::File::create_new(path).await.map_err(finished)?;
     let mut stream = body.into_data_stream();
     let mut received = 0u64;
     let silent =

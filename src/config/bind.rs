@@ -13,8 +13,6 @@ pub struct Bind {
     pub host: String,
     /// 0 = a free one.
     pub port: u16,
-    /// Where clients reach the server when that is not where it listens, as behind a TLS proxy; no slash at its end.
-    pub public_url: Option<String>,
 }
 
 impl Bind {
@@ -24,22 +22,7 @@ impl Bind {
         if host.is_empty() {
             return Err(Error::user("--host is empty; give a name or an address, as 127.0.0.1"));
         }
-        let port = given(port, env, "TINDERBOX_PORT")?.unwrap_or(8000);
-        Ok(Self { host: host.into(), port, public_url: None })
-    }
-
-    /// # Errors
-    /// A user error for what is no plain `http://` or `https://` address.
-    pub fn with_public_url(self, url: Option<String>, env: &Env) -> Result<Self> {
-        let Some(url) = given(url, env, "TINDERBOX_PUBLIC_URL")? else { return Ok(self) };
-        let place = url.strip_prefix("https://").or(url.strip_prefix("http://")).map(|rest| rest.trim_end_matches('/'));
-        let plain = |c: char| c.is_ascii_graphic() && !"?#\\\"<>".contains(c);
-        match place {
-            Some(place) if !place.is_empty() && !place.starts_with('/') && place.chars().all(plain) => {
-                Ok(Self { public_url: Some(url.trim_end_matches('/').into()), ..self })
-            }
-            _ => Err(Error::user(format!("--public-url {url:?}: give it as https://HOST or https://HOST:PORT/PREFIX"))),
-        }
+        Ok(Self { host: host.into(), port: given(port, env, "TINDERBOX_PORT")?.unwrap_or(8000) })
     }
 
     /// `HOST:PORT`, as a listener or a URL wants it.
@@ -86,18 +69,6 @@ mod tests {
             assert!(bind(host).refuse_open_network(&open).is_err(), "{host}");
             assert!(bind(host).refuse_open_network(&Auth { keys: vec!["tml-a".into()] }).is_ok(), "{host}");
         }
-    }
-
-    #[test]
-    fn public_urls() {
-        let with = |url: &str| bind("127.0.0.1").with_public_url(Some(url.into()), &Env::for_testing(&[]));
-        assert_eq!(with("https://t.example/a/").unwrap().public_url.as_deref(), Some("https://t.example/a"));
-        assert_eq!(with("http://t.example:81").unwrap().public_url.as_deref(), Some("http://t.example:81"));
-        for bad in ["t.example", "ftp://t.example", "https://", "https:///x", "https://a b", "https://a?x=1"] {
-            assert!(with(bad).unwrap_err().message.contains("--public-url"), "{bad}");
-        }
-        let env = Env::for_testing(&[("TINDERBOX_PUBLIC_URL", "https://e")]);
-        assert_eq!(bind("::1").with_public_url(None, &env).unwrap().public_url.as_deref(), Some("https://e"));
     }
 
     #[test]

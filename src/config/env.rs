@@ -9,11 +9,10 @@ use crate::error::{Error, Result};
 const PREFIX: &str = "TINDERBOX_";
 
 /// Every variable of our own. A name outside this list would be a setting that silently does nothing.
-const KNOWN: [&str; 31] = [
+const KNOWN: [&str; 30] = [
     "TINDERBOX_MODEL",
     "TINDERBOX_HOST",
     "TINDERBOX_PORT",
-    "TINDERBOX_PUBLIC_URL",
     "TINDERBOX_BULK_POLLING",
     "TINDERBOX_DATA_DIR",
     "TINDERBOX_DATABASE_URL",

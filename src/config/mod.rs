@@ -46,7 +46,7 @@ impl Config {
     /// Errors are the user's and name the flag or variable, the value and what is accepted.
     pub fn new(args: ServeArgs, env: &Env) -> Result<Self> {
         let auth = Auth::new(args.api_key, env)?;
-        let bind = Bind::new(args.host, args.port, env)?.with_public_url(args.public_url, env)?;
+        let bind = Bind::new(args.host, args.port, env)?;
         bind.refuse_open_network(&auth)?;
         Ok(Self {
             models: models::from_args(args.model, env)?,
@@ -64,7 +64,7 @@ impl Config {
     pub fn for_testing(data_dir: &Path) -> Self {
         Self {
             models: Vec::new(),
-            bind: Bind { host: "127.0.0.1".into(), port: 0, public_url: None },
+            bind: Bind { host: "127.0.0.1".into(), port: 0 },
             store: Store::in_dir(data_dir),
             device: Device { choice: DeviceChoice::Flex, dtype: Dtype::F32 },
             auth: Auth::default(),

@@ -22,11 +22,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PORT")]
     pub port: Option<u16>,
 
-    /// Where clients reach the server, when that is not where it listens, as behind a TLS proxy: links to files begin
-    /// with it [default: as each request came, X-Forwarded-Proto and -Host included] [env: TINDERBOX_PUBLIC_URL]
-    #[arg(long, value_name = "URL")]
-    pub public_url: Option<String>,
-
     /// Where checkpoints and the embedded database live [default: `tinderbox` in the user's data directory]
     /// [env: TINDERBOX_DATA_DIR]
     #[arg(long, value_name = "DIR")]
@@ -59,7 +54,6 @@ impl fmt::Debug for ServeArgs {
             .field("model", &self.model)
             .field("host", &self.host)
             .field("port", &self.port)
-            .field("public_url", &self.public_url)
             .field("data_dir", &self.data_dir)
             .field("database_url", &self.database_url.as_deref().map(super::store::redacted))
             .field("device", &self.device)
