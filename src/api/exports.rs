@@ -13,7 +13,7 @@ use axum::response::Response;
 use chrono::Utc;
 use tinderbox_client::types::sessions::{TraceExportResponse, TraceExportStatus};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::SessionId;
 
 use super::auth::Owner;
@@ -159,6 +159,7 @@ fn write(file: &FilePath, text: &str) -> Result<()> {
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
+    use crate::error::Error;
     use crate::ids::OwnerId;
 
     async fn ask(app: &App, owner: OwnerId, id: &SessionId) -> ApiResult<TraceExportResponse> {
