@@ -61,6 +61,7 @@ async fn copy(app: &App, owner: &OwnerId, source: &CheckpointPath, r: &CopyWeigh
     // Whether the caller may read the source is decided here and nowhere else.
     let original = app.readable(owner, source).await?;
     let path = CheckpointPath { run: place.run(), kind: source.kind, name: source.name.clone() };
+    app.futures().check_disk(owner, &path, original.size_bytes).await?;
     let (from, dir) = (original.dir.clone(), app.new_checkpoint_dir(&path));
     let to = dir.clone();
     app.heavy(move || crate::checkpoint::share(&from, &to)).await??;

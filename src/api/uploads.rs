@@ -50,6 +50,10 @@ pub async fn start(
     let base_model = r.base_model.as_deref().map(|name| app.model(name).map(|m| m.name.clone())).transpose()?;
     let user_metadata = r.user_metadata.unwrap_or_default();
     let wish = Wish { name, base_model, ttl: ttl(r.ttl_seconds)?, project_id: r.project_id, user_metadata };
+    // What it is to become has no run yet; only the bytes count.
+    let size = r.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.size_bytes));
+    let place = CheckpointPath { run: Place::own(None).run(), kind: CheckpointKind::Training, name: wish.name.clone() };
+    app.futures().check_disk(&owner, &place, size).await?;
     let files: Vec<_> = r.files.into_iter().map(|f| (f.name, f.size_bytes)).collect();
     let upload = app.uploads().start(&owner, &files, wish)?;
     let base = format!("{}/upload/{}", api_url(&headers), app.links().seal("upload", &upload.id, upload.expires));
