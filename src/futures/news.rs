@@ -207,7 +207,7 @@ mod tests {
         assert!(matches!(poll(&done_one).await, Poll::Done(_)));
         rig.futures.received(&target(0), &owner(), &ids);
         assert!(matches!(poll(&done_one).await, Poll::Unknown));
-        assert!(matches!(poll(&waiting).await, Poll::Pending));
+        assert!(matches!(poll(&waiting).await, Poll::Pending(_)));
     }
 
     #[test]
