@@ -23,4 +23,5 @@ pub mod server;
 pub mod start;
 pub mod store;
 pub mod tokenizer;
+pub mod upload;
 pub mod validate;

@@ -36,10 +36,27 @@ impl App {
     pub async fn run(&self, owner: &OwnerId, id: &ModelId) -> Result<Run> {
         let row = self.known().run(self.store(), id).await?.filter(|r| r.owner == *owner);
         let row = row.ok_or_else(|| no_run(id))?;
+        self.trainable(id).await?;
         self.open_session(owner, &row.session).await?;
         let model = self.model(&row.base_model)?.clone();
         self.known().touch(self.store(), id);
         Ok(Run { row, model })
+    }
+
+    /// Refuses runs that only hold weights.
+    async fn trainable(&self, id: &ModelId) -> Result<()> {
+        if self.known().is_trained(id) {
+            return Ok(());
+        }
+        match self.store().held_run(id).await? {
+            None => self.known().trains(id),
+            Some(origin) => {
+                return Err(Error::user(format!(
+                    "run {id} holds {origin} and cannot be trained; create a new run from its checkpoint"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The sampler, when it is this owner's and its session goes on.

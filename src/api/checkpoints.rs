@@ -6,17 +6,19 @@ use axum::http::HeaderMap;
 use chrono::Utc;
 use serde_json::{Value, json};
 use tinderbox_client::types::checkpoints::{
-    Checkpoint, CheckpointType, CheckpointsListResponse, CheckpointsQuery, Cursor, SetTtlRequest,
+    AccessScope, Checkpoint, CheckpointType, CheckpointsListResponse, CheckpointsQuery, Cursor, SetTtlRequest,
 };
 
 use crate::error::{Error, Result};
 use crate::ids::{CheckpointKind, CheckpointPath, ModelId, check_name};
+use crate::store::checkpoint_lists::Listed;
 use crate::store::checkpoints::CheckpointRow;
 use crate::validate::weights::ttl;
 
 use super::access::{no_checkpoint, no_run};
 use super::auth::Owner;
 use super::body::JsonBody;
+use super::create::wire_name;
 use super::error::ApiResult;
 use super::query::{QueryOf, page};
 use super::state::App;
@@ -36,7 +38,7 @@ pub async fn list_of_run(
     Ok(Json(CheckpointsListResponse { checkpoints: visible(rows, &headers), cursor: None }))
 }
 
-/// Of all runs of this owner.
+/// Of all runs of this owner; `accessible` also what others published.
 pub async fn list(
     State(app): State<App>,
     Owner(owner): Owner,
@@ -44,7 +46,9 @@ pub async fn list(
     headers: HeaderMap,
 ) -> ApiResult<Json<CheckpointsListResponse>> {
     let (limit, offset) = page(q.limit, q.offset)?;
-    let page = app.store().checkpoints(&owner, limit, offset).await?;
+    let published = q.access_scope == AccessScope::Accessible;
+    let of = Listed { owner: &owner, published, project_id: q.project_id.as_deref() };
+    let page = app.store().checkpoints(of, limit, offset).await?;
     let cursor = Cursor { offset: q.offset, limit: q.limit, total_count: page.total as i64 };
     Ok(Json(CheckpointsListResponse { checkpoints: visible(page.rows, &headers), cursor: Some(cursor) }))
 }
@@ -116,22 +120,27 @@ pub fn about(path: &CheckpointPath) -> Value {
 pub fn wire_row(row: CheckpointRow) -> Checkpoint {
     Checkpoint {
         checkpoint_id: format!("{}/{}", row.path.kind.segment(), row.path.name),
-        checkpoint_type: match row.path.kind {
-            CheckpointKind::Training => CheckpointType::Training,
-            CheckpointKind::Sampler => CheckpointType::Sampler,
-            CheckpointKind::External => CheckpointType::External,
-        },
+        checkpoint_type: wire_type(row.path.kind),
         time: row.created_at,
         tinker_path: row.path.to_string(),
         size_bytes: Some(row.size_bytes),
         public: row.public,
         user_metadata: Some(row.user_metadata),
         expires_at: row.expires_at,
+        base_model: Some(wire_name(&row.base_model, row.kind)),
+    }
+}
+
+pub fn wire_type(kind: CheckpointKind) -> CheckpointType {
+    match kind {
+        CheckpointKind::Training => CheckpointType::Training,
+        CheckpointKind::Sampler => CheckpointType::Sampler,
+        CheckpointKind::External => CheckpointType::External,
     }
 }
 
 /// Clients before 0.28 fail on a row of type `external`.
-fn visible(rows: Vec<CheckpointRow>, headers: &HeaderMap) -> Vec<Checkpoint> {
+pub fn visible(rows: Vec<CheckpointRow>, headers: &HeaderMap) -> Vec<Checkpoint> {
     let version = headers.get("x-stainless-package-version").and_then(|v| v.to_str().ok()).unwrap_or_default();
     let old = knows_no_external(version);
     rows.into_iter().filter(|r| !(old && r.path.kind == CheckpointKind::External)).map(wire_row).collect()

@@ -28,7 +28,11 @@ impl App {
             self.futures().unload(session.owner.clone(), run);
         }
         self.engine().end_session(session.id.clone());
-        self.futures().forget_refused(&session.id);
+        self.futures().forget_session(&session.id);
+        // Files that only this session's samplers kept.
+        for dir in self.store().unlisted_dirs_of(&session.id).await? {
+            self.futures().discard(dir);
+        }
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! `retrieve_future` and `cancel_future` (protocol ch. 10).
+//! `retrieve_future`, `retrieve_futures` and `cancel_future` (protocol ch. 10).
 
 use std::time::Duration;
 
@@ -8,14 +8,15 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tinderbox_client::types::futures::{
-    CancelFutureRequest, QueueState, RequestErrorCategory, RequestFailedResponse, RetrieveFutureRequest,
-    TryAgainResponse,
+    CancelFutureRequest, FutureCompletion, FuturesTarget, QueueState, RequestErrorCategory, RequestFailedResponse,
+    RetrieveFutureRequest, RetrieveFuturesRequest, RetrieveFuturesResponse, TryAgainResponse,
 };
 
 use crate::engine::load::Wait;
 use crate::error::{Category, Error};
+use crate::futures::news::{Event, Target};
 use crate::futures::retrieve::Poll;
-use crate::ids::RequestId;
+use crate::ids::{RequestId, SamplerId};
 
 use super::answers;
 use super::auth::Owner;
@@ -53,6 +54,37 @@ pub async fn retrieve(
         }
         Poll::Unknown => Err(ApiError::gone("this promise is unknown: it expired, or the server was restarted since")),
     }
+}
+
+/// News of many samples of one client; holds the request until there are some, or answers at once when only
+/// acknowledgements are brought. An id that is told may have been forgotten since: `retrieve_future` then says so.
+pub async fn retrieve_many(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    headers: HeaderMap,
+    JsonBody(r): JsonBody<RetrieveFuturesRequest>,
+) -> ApiResult<Json<RetrieveFuturesResponse>> {
+    let FuturesTarget::SamplingSession { sampling_session_id, cloned_sampler_id } = r.target;
+    let target = Target { sampler: SamplerId(sampling_session_id), clone: cloned_sampler_id };
+    app.sampler(&owner, &target.sampler).await?;
+    let received: Vec<RequestId> = r.retrieved_request_ids.into_iter().map(RequestId).collect();
+    app.futures().received(&target, &owner, &received);
+    let longest = wait(&headers, app.limits().long_poll);
+    let wait = match r.timeout {
+        None => longest,
+        Some(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|_| Error::user(format!("timeout is {seconds}; it must be a number of seconds ≥ 0")))?
+            .min(longest),
+    };
+    let news = app.futures().news(&target, r.prev_cursor, wait).await;
+    let completion = |event: Event| match event.size_bytes {
+        Some(size) => {
+            FutureCompletion::Finished { request_id: event.id.0, response_payload_uncompressed_size: Some(size as u64) }
+        }
+        None => FutureCompletion::Failed { request_id: event.id.0 },
+    };
+    let completions = news.events.into_iter().map(completion).collect();
+    Ok(Json(RetrieveFuturesResponse { completions, cursor: news.cursor }))
 }
 
 /// Stops an abandoned sample. Other work runs on, and an id that is unknown or done is fine too (protocol §12.5).

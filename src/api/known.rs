@@ -17,12 +17,14 @@ use crate::store::sessions::{Finish, SessionRow};
 /// `last_request_time` of a run is written at most this often.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Rows do not change while they are here, but for a session's end, which [`Known::finish`] notes.
+/// Rows do not change while they are here, but for a session's end and its project, which [`Known::finish`] and
+/// [`Known::assign`] note.
 #[derive(Default)]
 pub struct Known {
     sessions: Memory<SessionId, SessionRow>,
     runs: Memory<ModelId, RunRow>,
     samplers: Memory<SamplerId, SamplerRow>,
+    trained: Memory<ModelId, ()>,
     touched: Mutex<HashMap<ModelId, Instant>>,
     /// The last request on each session.
     seen: Mutex<HashMap<SessionId, Instant>>,
@@ -67,6 +69,15 @@ impl Known {
         }
     }
 
+    /// Whether the run is known to be one that is trained, and not one that only holds weights.
+    pub fn is_trained(&self, id: &ModelId) -> bool {
+        self.trained.get(id).is_some()
+    }
+
+    pub fn trains(&self, id: &ModelId) {
+        self.trained.insert(id.clone(), ());
+    }
+
     pub async fn sampler(&self, store: &Store, id: &SamplerId) -> Result<Option<Arc<SamplerRow>>> {
         match self.samplers.get(id) {
             Some(row) => Ok(Some(row)),
@@ -76,6 +87,7 @@ impl Known {
 
     /// A run whose creation was submitted: requests on it are in order behind the creation.
     pub fn announce_run(&self, row: RunRow) {
+        self.trains(&row.id);
         self.runs.insert(row.id.clone(), row);
     }
 
@@ -86,6 +98,10 @@ impl Known {
 
     pub fn finish(&self, row: &SessionRow, finish: Finish) {
         self.sessions.insert(row.id.clone(), SessionRow { finished: Some(finish), ..row.clone() });
+    }
+
+    pub fn assign(&self, row: &SessionRow, project_id: &str) {
+        self.sessions.insert(row.id.clone(), SessionRow { project_id: Some(project_id.into()), ..row.clone() });
     }
 
     /// Write the run's `last_request_time` in the background, now and then.

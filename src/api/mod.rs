@@ -10,11 +10,14 @@ mod billing;
 mod body;
 mod checkpoints;
 mod content;
+mod copy;
 mod create;
 mod downloads;
 mod ending;
 mod error;
+mod exports;
 mod futures;
+mod held;
 mod keys;
 mod known;
 mod load;
@@ -25,6 +28,7 @@ mod quota;
 mod range;
 mod sampling;
 mod save;
+mod search;
 mod sequences;
 mod service;
 mod sessions;
@@ -33,11 +37,14 @@ mod status;
 mod submit;
 #[cfg(test)]
 mod testing;
+mod timeline;
 mod tokens;
 mod trace;
 mod training;
 mod training_runs;
+mod transfers;
 mod unzstd;
+mod uploads;
 mod usage;
 
 use axum::Router;
@@ -66,9 +73,11 @@ pub fn router(app: App) -> Router {
         .route("/create_session", post(sessions::create))
         .route("/session_heartbeat", post(sessions::heartbeat))
         .route("/sessions", get(sessions::list))
+        .route("/sessions/search", post(search::sessions))
         .route("/sessions/{session_id}", get(sessions::get))
         .route("/sessions/{session_id}/finish", post(sessions::finish))
         .route("/sessions/{session_id}/project", put(sessions::set_project))
+        .route("/sessions/{session_id}/trace_export", get(exports::trace_export))
         .route("/create_model", post(create::create_model))
         .route("/get_info", post(create::get_info))
         .route("/forward_backward", post(training::forward_backward))
@@ -80,12 +89,16 @@ pub fn router(app: App) -> Router {
         .route("/save_weights_for_sampler", post(save::save_weights_for_sampler))
         .route("/save_weights_external", post(save::save_weights_external))
         .route("/weights_info", post(load::weights_info))
+        .route("/copy_weights", post(copy::copy_weights))
+        .route("/external_weights_upload_start", post(uploads::start))
+        .route("/external_weights_upload_finish", post(uploads::finish))
         .route("/create_sampling_session", post(sampling::create_sampling_session))
         .route("/join_sampling_session", post(sampling::join_sampling_session))
         .route("/samplers/{sampler_id}", get(sampling::get_sampler))
         .route("/sequences/{sequence_id}", get(sequences::get))
         .route("/asample", post(sampling::asample))
         .route("/retrieve_future", post(futures::retrieve))
+        .route("/retrieve_futures", post(futures::retrieve_many))
         .route("/cancel_future", post(futures::cancel))
         .route("/training_runs", get(training_runs::list))
         .route("/training_runs/{run_id}", get(training_runs::get))
@@ -93,6 +106,7 @@ pub fn router(app: App) -> Router {
         .route("/models/{run_id}/checkpoints", get(checkpoints::list_of_run))
         .nest("/training_runs/{run_id}/checkpoints/{kind}/{name}", checkpoint)
         .route("/checkpoints", get(checkpoints::list))
+        .route("/checkpoints/search", post(search::checkpoints))
         .route("/billing/usage/events", get(billing::events))
         .route("/billing/usage/checkpoints/current", get(billing::current_storage))
         .route("/usage", get(usage::usage))
@@ -100,7 +114,9 @@ pub fn router(app: App) -> Router {
         .route_layer(from_fn_with_state(app.clone(), auth::require_key));
     let open = Router::new()
         .route("/healthz", get(service::healthz))
-        .route("/download/{token}/{file}", get(downloads::download));
+        .route("/download/{token}/{file}", get(downloads::download))
+        .route("/upload/{token}/{file}", put(uploads::put))
+        .route("/export/{token}/{file}", get(exports::download));
     Router::new()
         .nest("/api/v1", keyed.merge(open))
         .fallback(error::unknown_route)

@@ -162,22 +162,25 @@ fn accepted(promise: RequestId, sampler: &SamplerId, seq: u64, num_samples: i64)
     Json(UntypedApiFuture { request_id: promise.0, model_id: None, sample_sequence_ids: Some(sequences) })
 }
 
-/// A checkpoint is looked up for every request: the sampler keeps the weights it was created with, or has none.
+/// The files a sampler was created with stay while it lives, whatever becomes of its checkpoint. Only another owner's
+/// checkpoint is looked up for every request: it may have been withdrawn.
 async fn weights(app: &App, owner: &OwnerId, row: &SamplerRow) -> Result<(SampleSource, Option<CheckpointPath>)> {
     let (path, dir) = match &row.source {
         SamplerSource::Base => return Ok((SampleSource::Base, None)),
         SamplerSource::Snapshot(_) => return Ok((SampleSource::Snapshot(row.id.clone()), None)),
         SamplerSource::Checkpoint { path, dir } => (path, dir),
     };
-    let now = app.store().checkpoint(path).await?.filter(|c| c.public || c.owner == *owner);
-    let changed = |how: &str| {
-        Error::user(format!("{path} was {how} since sampler {} was created from it; create a new sampler", row.id))
-    };
-    let now = now.ok_or_else(|| changed("deleted or withdrawn, or it expired,"))?;
-    if now.dir != *dir {
-        return Err(changed("replaced"));
+    let source = (SampleSource::Checkpoint(dir.clone()), Some(path.clone()));
+    match app.known().run(app.store(), &path.run).await? {
+        Some(run) if run.owner == *owner => Ok(source),
+        _ => match app.store().checkpoint(path).await? {
+            Some(now) if now.dir == *dir && (now.public || now.owner == *owner) => Ok(source),
+            _ => Err(Error::user(format!(
+                "{path} was deleted, replaced or withdrawn by its owner since sampler {} was created from it",
+                row.id
+            ))),
+        },
     }
-    Ok((SampleSource::Checkpoint(dir.clone()), Some(path.clone())))
 }
 
 #[cfg(test)]
@@ -185,12 +188,13 @@ mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
     use crate::command::RunKind;
+    use crate::ids::ModelId;
     use crate::store::Metadata;
     use crate::store::checkpoints::CheckpointRow;
 
-    fn checkpoint(dir: &str) -> CheckpointRow {
+    fn checkpoint(run: &ModelId, dir: &str) -> CheckpointRow {
         CheckpointRow {
-            path: "tinker://s:train:0/weights/a".parse().unwrap(),
+            path: format!("tinker://{run}/weights/a").parse().unwrap(),
             owner: owner(),
             base_model: "tiny".into(),
             kind: RunKind::Full,
@@ -206,8 +210,9 @@ mod tests {
     #[tokio::test]
     async fn a_sampler_keeps_the_weights_it_was_created_with() {
         let (app, _engine) = testing::app().await;
+        let run = testing::run(&app).await;
         let session = testing::session(&app, Utc::now()).await.id;
-        let first = checkpoint("/data/a.1");
+        let first = checkpoint(&run, "/data/a.1");
         app.store().put_checkpoint(&first).await.unwrap();
         let create = async || {
             let request = CreateSamplingSessionRequest {
@@ -220,13 +225,31 @@ mod tests {
         };
         assert!(create().await.is_ok());
         let row = app.sampler(&owner(), &session.sampler(0)).await.unwrap();
-        let source = async || weights(&app, &owner(), &row).await;
-        assert_eq!(source().await.unwrap().0, SampleSource::Checkpoint("/data/a.1".into()));
-        app.store().put_checkpoint(&checkpoint("/data/a.2")).await.unwrap();
-        assert!(source().await.unwrap_err().message.contains("was replaced since"));
+        let first_files = SampleSource::Checkpoint("/data/a.1".into());
+        let source = async || weights(&app, &owner(), &row).await.unwrap().0;
+        assert_eq!(source().await, first_files);
+        app.store().put_checkpoint(&checkpoint(&run, "/data/a.2")).await.unwrap();
+        assert_eq!(source().await, first_files, "replaced, but still sampled from");
         assert!(create().await.is_ok(), "a repeat names the same sampler");
         app.store().delete_checkpoint(&first.path).await.unwrap();
-        assert!(source().await.unwrap_err().message.contains("was deleted"));
+        assert_eq!(source().await, first_files, "deleted, but still sampled from");
         assert!(create().await.is_ok(), "also when the path is gone");
+    }
+
+    #[tokio::test]
+    async fn a_withdrawn_checkpoint_is_withdrawn_from_other_owners_samplers() {
+        let (app, _engine) = testing::app().await;
+        let run = testing::run(&app).await;
+        let published = CheckpointRow { public: true, ..checkpoint(&run, "/data/a.1") };
+        app.store().put_checkpoint(&published).await.unwrap();
+        let (other, session) = (OwnerId("other".into()), SessionId::random());
+        let source = SamplerSource::Checkpoint { path: published.path.clone(), dir: published.dir.clone() };
+        let id = session.sampler(0);
+        let row =
+            SamplerRow { id, session, owner: other.clone(), base_model: "tiny".into(), source, created_at: Utc::now() };
+        assert!(weights(&app, &other, &row).await.is_ok());
+        app.store().set_checkpoint_public(&published.path, false).await.unwrap();
+        assert!(weights(&app, &other, &row).await.unwrap_err().message.contains("withdrawn"));
+        assert!(weights(&app, &owner(), &row).await.is_ok(), "its owner goes on");
     }
 }

@@ -19,11 +19,12 @@ pub async fn healthz() -> Json<HealthResponse> {
 }
 
 /// Flags that differ from a client's defaults, or must stay as they are.
-pub async fn client_config(_: JsonBody<ClientConfigRequest>) -> Json<ClientConfigResponse> {
+pub async fn client_config(State(app): State<App>, _: JsonBody<ClientConfigRequest>) -> Json<ClientConfigResponse> {
     Json(ClientConfigResponse {
         pjwt_auth_enabled: Some(true),
         parallel_fwdbwd_chunks: Some(true),
         proto_compress_fwdbwd: Some(false),
+        sample_use_retrieve_futures: Some(app.limits().bulk_polling),
         sample_join_sampling_session: Some(true),
         custom_loss_server_side: Some(false),
         ..ClientConfigResponse::default()
@@ -31,7 +32,7 @@ pub async fn client_config(_: JsonBody<ClientConfigRequest>) -> Json<ClientConfi
 }
 
 pub async fn client_dynamic_config(_: JsonBody<ClientConfigRequest>) -> Json<ClientDynamicConfigResponse> {
-    Json(ClientDynamicConfigResponse::default())
+    Json(ClientDynamicConfigResponse { sample_cancel_enabled: Some(true), ..ClientDynamicConfigResponse::default() })
 }
 
 /// Each served model, then each again as `NAME:full`, which trains every weight. Sampling takes the plain name.

@@ -6,8 +6,8 @@ use chrono::Utc;
 use serde_json::{Value, json};
 use tinderbox_client::types::checkpoints::RunsQuery;
 use tinderbox_client::types::sessions::{
-    CreateSessionRequest, CreateSessionResponse, FinishReason, FinishSessionRequest, GetSessionResponse,
-    ListSessionsResponse, SessionHeartbeatRequest, SessionHeartbeatResponse,
+    AssignProjectRequest, CreateSessionRequest, CreateSessionResponse, FinishReason, FinishSessionRequest,
+    GetSessionResponse, ListSessionsResponse, SessionHeartbeatRequest, SessionHeartbeatResponse,
 };
 
 use crate::ids::SessionId;
@@ -87,7 +87,7 @@ pub async fn list(
     QueryOf(q): QueryOf<RunsQuery>,
 ) -> ApiResult<Json<ListSessionsResponse>> {
     let (limit, offset) = page(q.limit, q.offset)?;
-    let sessions = app.store().sessions(&owner, limit, offset).await?;
+    let sessions = app.store().sessions(&owner, q.project_id.as_deref(), limit, offset).await?;
     Ok(Json(ListSessionsResponse { sessions: sessions.into_iter().map(|id| id.0).collect() }))
 }
 
@@ -107,20 +107,16 @@ pub async fn get(
     }))
 }
 
-#[derive(serde::Deserialize)]
-pub struct ProjectRequest {
-    project_id: String,
-}
-
 pub async fn set_project(
     State(app): State<App>,
     Owner(owner): Owner,
     Path(id): Path<String>,
-    JsonBody(r): JsonBody<ProjectRequest>,
+    JsonBody(r): JsonBody<AssignProjectRequest>,
 ) -> ApiResult<Json<Value>> {
     let session = app.session(&owner, &SessionId(id)).await?;
     bounded("project_id", &r.project_id)?;
     app.store().set_session_project(&session.id, &r.project_id).await?;
+    app.known().assign(&session, &r.project_id);
     Ok(Json(json!({})))
 }
 

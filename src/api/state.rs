@@ -18,8 +18,10 @@ use crate::futures::issue::Key;
 use crate::futures::{Futures, Retention};
 use crate::ids::{CheckpointPath, ModelId};
 use crate::store::Store;
+use crate::upload::Uploads;
 
 use super::auth::Refusals;
+use super::exports::Exports;
 use super::keys::Keys;
 use super::known::Known;
 use super::tokens::Tokens;
@@ -41,6 +43,10 @@ struct Shared {
     links: Links,
     known: Known,
     unlimited: Admission,
+    /// Held while a copy is made, so that a repeat of its request finds it.
+    copying: tokio::sync::Mutex<()>,
+    uploads: Uploads,
+    exports: Exports,
     /// Large bodies are worked on by so many threads at once.
     heavy: Semaphore,
     /// Makes the seeds that users left open unpredictable, and a repeat's the same.
@@ -60,6 +66,8 @@ impl App {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let tokens = Tokens::new(links.secret_for(b"tinderbox token v1"), limits.token_lifetime);
         let keys = Keys::new(&config.auth, tokens, config.bind.is_loopback());
+        let uploads = Uploads::new(config.store.data_dir.join("uploads"), limits.upload_bytes);
+        let exports = Exports::new(config.store.data_dir.join("exports"));
         Self(Arc::new(Shared {
             config,
             keys,
@@ -70,6 +78,9 @@ impl App {
             links,
             known: Known::default(),
             unlimited: Admission::new(Room::UNLIMITED, Accounts::default()),
+            copying: tokio::sync::Mutex::default(),
+            uploads,
+            exports,
             heavy: Semaphore::new(cores),
             secret: rand::random(),
         }))
@@ -115,6 +126,18 @@ impl App {
     /// Admits small bodies, which are never refused for want of room.
     pub fn unlimited(&self) -> &Admission {
         &self.0.unlimited
+    }
+
+    pub fn copying(&self) -> &tokio::sync::Mutex<()> {
+        &self.0.copying
+    }
+
+    pub fn uploads(&self) -> &Uploads {
+        &self.0.uploads
+    }
+
+    pub fn exports(&self) -> &Exports {
+        &self.0.exports
     }
 
     /// Runs what takes long on a thread of its own, so that heartbeats go on; a few at once, so that memory lasts.

@@ -2,11 +2,14 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use tinderbox_client::types::checkpoints::{Cursor, RunsQuery, TrainingRun, TrainingRunsResponse};
+use tinderbox_client::types::checkpoints::{
+    AccessScope, Cursor, RunsQuery, ScopeQuery, TrainingRun, TrainingRunsResponse,
+};
 
 use crate::command::RunKind;
 use crate::error::Result;
-use crate::ids::{CheckpointKind, ModelId};
+use crate::ids::{CheckpointKind, ModelId, OwnerId};
+use crate::store::checkpoint_lists::Listed;
 use crate::store::runs::RunRow;
 
 use super::access::no_run;
@@ -17,30 +20,46 @@ use super::error::ApiResult;
 use super::query::{QueryOf, page};
 use super::state::App;
 
+/// This owner's runs; `accessible` also those of others that have a published checkpoint.
 pub async fn list(
     State(app): State<App>,
     Owner(owner): Owner,
     QueryOf(q): QueryOf<RunsQuery>,
 ) -> ApiResult<Json<TrainingRunsResponse>> {
     let (limit, offset) = page(q.limit, q.offset)?;
-    let page = app.store().runs(&owner, q.project_id.as_deref(), limit, offset).await?;
+    let published = q.access_scope == AccessScope::Accessible;
+    let of = Listed { owner: &owner, published, project_id: q.project_id.as_deref() };
+    let page = app.store().runs(of, limit, offset).await?;
     let mut training_runs = Vec::with_capacity(page.rows.len());
     for row in page.rows {
-        training_runs.push(wire_run(&app, row).await?);
+        training_runs.push(wire_run(&app, row, &owner).await?);
     }
     let cursor = Cursor { offset: q.offset, limit: q.limit, total_count: page.total as i64 };
     Ok(Json(TrainingRunsResponse { training_runs, cursor }))
 }
 
-pub async fn get(State(app): State<App>, Owner(owner): Owner, Path(id): Path<String>) -> ApiResult<Json<TrainingRun>> {
+pub async fn get(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+    QueryOf(q): QueryOf<ScopeQuery>,
+) -> ApiResult<Json<TrainingRun>> {
     let id = ModelId(id);
-    let row = app.store().run(&id).await?.filter(|r| r.owner == owner).ok_or_else(|| no_run(&id))?;
-    Ok(Json(wire_run(&app, row).await?))
+    let row = app.store().run(&id).await?.ok_or_else(|| no_run(&id))?;
+    let own = row.owner == owner;
+    let run = wire_run(&app, row, &owner).await?;
+    let published = run.last_checkpoint.is_some() || run.last_sampler_checkpoint.is_some();
+    match own || (q.access_scope == AccessScope::Accessible && published) {
+        true => Ok(Json(run)),
+        false => Err(no_run(&id).into()),
+    }
 }
 
-async fn wire_run(app: &App, row: RunRow) -> Result<TrainingRun> {
-    let last = app.store().last_checkpoint(&row.id, CheckpointKind::Training).await?;
-    let last_sampler = app.store().last_checkpoint(&row.id, CheckpointKind::Sampler).await?;
+/// Another owner sees of a run what was published of it, and not what its owner noted on it.
+async fn wire_run(app: &App, row: RunRow, reader: &OwnerId) -> Result<TrainingRun> {
+    let foreign = row.owner != *reader;
+    let last = app.store().last_checkpoint(&row.id, CheckpointKind::Training, foreign).await?;
+    let last_sampler = app.store().last_checkpoint(&row.id, CheckpointKind::Sampler, foreign).await?;
     Ok(TrainingRun {
         training_run_id: row.id.0,
         base_model: wire_name(&row.base_model, row.kind),
@@ -51,6 +70,6 @@ async fn wire_run(app: &App, row: RunRow) -> Result<TrainingRun> {
         last_request_time: row.last_request_at,
         last_checkpoint: last.map(wire_row),
         last_sampler_checkpoint: last_sampler.map(wire_row),
-        user_metadata: Some(row.user_metadata),
+        user_metadata: (!foreign).then_some(row.user_metadata),
     })
 }

@@ -7,6 +7,7 @@ use tinderbox_client::types::usage::{StorageNow, StoredCheckpoint, UsageCounts, 
 
 use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, SessionId};
+use crate::store::checkpoint_lists::Listed;
 use crate::store::usage::{Counters, UsageFilter, UsageKey};
 use crate::validate::billing::day;
 
@@ -87,7 +88,8 @@ async fn storage(app: &App, owner: &OwnerId, run: Option<&ModelId>) -> Result<St
             (rows, count, size)
         }
         None => {
-            let page = app.store().checkpoints(owner, MAX_LISTED, 0).await?;
+            let of = Listed { owner, published: false, project_id: None };
+            let page = app.store().checkpoints(of, MAX_LISTED, 0).await?;
             (page.rows, page.total, app.store().stored_bytes(owner, None).await?)
         }
     };

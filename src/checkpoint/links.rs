@@ -19,6 +19,9 @@ const KEY_BYTES: usize = 32;
 /// Set before what is signed, so that this key never signs the same bytes for another purpose.
 const PURPOSE: &[u8] = b"tinderbox download link v1\0";
 
+/// The same for links to other things than checkpoints.
+const OTHER_PURPOSE: &[u8] = b"tinderbox transfer link v1\0";
+
 /// Makes and checks tokens with the data directory's secret key.
 #[derive(Clone)]
 pub struct Links {
@@ -49,15 +52,31 @@ impl Links {
     pub fn token(&self, path: &CheckpointPath, expires: DateTime<Utc>) -> String {
         let CheckpointPath { run, kind, name } = path;
         let signed = format!("{run}~{}~{name}~{}", kind.segment(), expires.timestamp());
-        let signature = hex(&self.mac(&signed).finalize().into_bytes());
+        let signature = hex(&self.mac(PURPOSE, &signed).finalize().into_bytes());
         format!("{signed}~{signature}")
+    }
+
+    /// A path segment that names something else, an upload or an export: `KIND~ID~EXPIRES~SIGNATURE`. Neither part
+    /// may hold a `~`.
+    pub fn seal(&self, kind: &str, id: &str, expires: DateTime<Utc>) -> String {
+        let signed = format!("{kind}~{id}~{}", expires.timestamp());
+        let signature = hex(&self.mac(OTHER_PURPOSE, &signed).finalize().into_bytes());
+        format!("{signed}~{signature}")
+    }
+
+    /// The id that was sealed as this kind; `None` when a byte was altered or its time is over.
+    pub fn unseal(&self, kind: &str, token: &str, now: DateTime<Utc>) -> Option<String> {
+        let (signed, signature) = token.rsplit_once('~')?;
+        self.mac(OTHER_PURPOSE, signed).verify_slice(&unhex(signature)?).ok()?;
+        let [sealed_kind, id, expires] = signed.split('~').collect::<Vec<_>>().try_into().ok()?;
+        (sealed_kind == kind && now.timestamp() < expires.parse().ok()?).then(|| id.to_owned())
     }
 
     /// The checkpoint a token was made for; `None` when a byte was altered or its time is over.
     pub fn verify(&self, token: &str, now: DateTime<Utc>) -> Option<CheckpointPath> {
         let (signed, signature) = token.rsplit_once('~')?;
         // Compares in constant time. Only what passes is looked into.
-        self.mac(signed).verify_slice(&unhex(signature)?).ok()?;
+        self.mac(PURPOSE, signed).verify_slice(&unhex(signature)?).ok()?;
         let [run, kind, name, expires] = signed.split('~').collect::<Vec<_>>().try_into().ok()?;
         check_name(name).ok()?;
         let path =
@@ -71,9 +90,9 @@ impl Links {
         mac.chain_update(purpose).finalize().into_bytes().into()
     }
 
-    fn mac(&self, signed: &str) -> Hmac<Sha256> {
+    fn mac(&self, purpose: &[u8], signed: &str) -> Hmac<Sha256> {
         let mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes keys of any length");
-        mac.chain_update(PURPOSE).chain_update(signed)
+        mac.chain_update(purpose).chain_update(signed)
     }
 }
 
@@ -156,6 +175,17 @@ mod tests {
         assert_eq!(links().verify(&format!("{token}0"), at(0)), None);
         assert_eq!(links().verify(&token.replace("~1000~", "~9000~"), at(0)), None);
         assert_eq!(Links { key: [8; KEY_BYTES] }.verify(&token, at(0)), None);
+    }
+
+    #[test]
+    fn a_seal_opens_as_its_own_kind_until_it_expires() {
+        let token = links().seal("upload", "1-2", at(1000));
+        assert_eq!(links().unseal("upload", &token, at(999)).as_deref(), Some("1-2"));
+        assert_eq!(links().unseal("upload", &token, at(1000)), None);
+        assert_eq!(links().unseal("export", &token, at(999)), None);
+        assert_eq!(links().unseal("upload", &token.replace("1-2", "1-3"), at(999)), None);
+        assert_eq!(links().verify(&token, at(999)), None);
+        assert_eq!(links().unseal("r", &links().token(&path(), at(1000)), at(999)), None);
     }
 
     #[test]

@@ -91,21 +91,42 @@ impl Reader {
         Ok(Self { path: path.into(), file, data: 8 + size, tensors })
     }
 
-    fn read(&mut self, key: &str) -> Result<Vec<f32>> {
+    /// What the file holds: name, shape and type of each array, by name.
+    pub fn arrays(&self) -> Vec<(&str, &TensorInfo)> {
+        let mut all: Vec<_> = self.tensors.iter().map(|(name, info)| (name.as_str(), info)).collect();
+        all.sort_by_key(|(name, _)| *name);
+        all
+    }
+
+    /// An array's values; half precision is widened exactly. Other types than F32, BF16 and F16 have no values here.
+    pub fn read(&mut self, key: &str) -> Result<Vec<f32>> {
         let info = &self.tensors[key];
+        let width = match info.dtype {
+            Dtype::F32 => 4,
+            Dtype::BF16 | Dtype::F16 => 2,
+            other => return Err(Error::user(format!("{key} has dtype {other}; F32, BF16 and F16 can be read"))),
+        };
         let failed = |e: std::io::Error| Error::server(format!("cannot read {}: {e}", self.path.display()));
         self.file.seek(SeekFrom::Start(self.data + info.data_offsets.0 as u64)).map_err(failed)?;
         let mut left = info.data_offsets.1 - info.data_offsets.0;
-        let mut values = Vec::with_capacity(left / size_of::<f32>());
+        let mut values = Vec::with_capacity(left / width);
         let mut block = vec![0; left.min(BLOCK)];
         while left > 0 {
             let block = &mut block[..left.min(BLOCK)];
             self.file.read_exact(block).map_err(failed)?;
-            values.extend(block.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+            match info.dtype {
+                Dtype::BF16 => values.extend(halves(block).map(|b| half::bf16::from_le_bytes(b).to_f32())),
+                Dtype::F16 => values.extend(halves(block).map(|b| half::f16::from_le_bytes(b).to_f32())),
+                _ => values.extend(block.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+            }
             left -= block.len();
         }
         Ok(values)
     }
+}
+
+fn halves(block: &[u8]) -> impl Iterator<Item = [u8; 2]> {
+    block.chunks_exact(2).map(|b| [b[0], b[1]])
 }
 
 /// Reads exactly the arrays of `layout`, in its order, from files that together must hold nothing else. `key` makes a

@@ -9,10 +9,11 @@ use crate::error::{Error, Result};
 const PREFIX: &str = "TINDERBOX_";
 
 /// Every variable of our own. A name outside this list would be a setting that silently does nothing.
-const KNOWN: [&str; 32] = [
+const KNOWN: [&str; 34] = [
     "TINDERBOX_MODEL",
     "TINDERBOX_HOST",
     "TINDERBOX_PORT",
+    "TINDERBOX_BULK_POLLING",
     "TINDERBOX_DATA_DIR",
     "TINDERBOX_DATABASE_URL",
     "TINDERBOX_DEVICE",
@@ -26,6 +27,7 @@ const KNOWN: [&str; 32] = [
     "TINDERBOX_MAX_PROTO_BODY",
     "TINDERBOX_MAX_DATUMS",
     "TINDERBOX_MAX_RANK",
+    "TINDERBOX_UPLOAD_BYTES",
     "TINDERBOX_MAX_NUM_SAMPLES",
     "TINDERBOX_RESULT_BYTES",
     "TINDERBOX_RESULT_RETENTION_SECONDS",

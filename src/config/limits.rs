@@ -19,6 +19,8 @@ pub struct Limits {
     /// Datums of one `forward_backward` request.
     pub max_datums: usize,
     pub max_rank: usize,
+    /// Bytes of one owner's uploads that are not finished.
+    pub upload_bytes: u64,
     pub max_num_samples: usize,
     /// Results kept for fetching, all together.
     pub result_bytes: usize,
@@ -37,6 +39,9 @@ pub struct Limits {
     pub audit_rows: usize,
     /// How long `retrieve_future` waits for a result. Clients hang up after 45 s (protocol §10.2).
     pub long_poll: Duration,
+    /// Whether clients poll for all samples of a sampler at once instead of one by one. A restart of the server is then
+    /// not noticed by samples that were under way.
+    pub bulk_polling: bool,
     /// Tokens of one training pass.
     pub pass_tokens: usize,
     /// Sequences that decode together.
@@ -64,6 +69,7 @@ impl Limits {
             proto_body_bytes: size("TINDERBOX_MAX_PROTO_BODY", 256 * MIB)? as usize,
             max_datums: count(env, "TINDERBOX_MAX_DATUMS", 65_536, 1..=1 << 24)?,
             max_rank: count(env, "TINDERBOX_MAX_RANK", 4096, 1..=1 << 20)?,
+            upload_bytes: size("TINDERBOX_UPLOAD_BYTES", 8 * GIB)?,
             max_num_samples: count(env, "TINDERBOX_MAX_NUM_SAMPLES", 4096, 1..=1 << 20)?,
             result_bytes: size("TINDERBOX_RESULT_BYTES", GIB)? as usize,
             result_retention: seconds(env, "TINDERBOX_RESULT_RETENTION_SECONDS", 24 * 3600, 60..=31_536_000)?,
@@ -74,6 +80,7 @@ impl Limits {
             audit_retention: days(env, "TINDERBOX_AUDIT_DAYS", 90, 1..=3650)?,
             audit_rows: count(env, "TINDERBOX_AUDIT_ROWS", 100_000, 1..=1 << 24)?,
             long_poll: seconds(env, "TINDERBOX_LONG_POLL_SECONDS", 30, 1..=35)?,
+            bulk_polling: env.parse("TINDERBOX_BULK_POLLING")?.unwrap_or(false),
             pass_tokens: count(env, "TINDERBOX_PASS_TOKENS", 2048, 64..=1 << 24)?,
             decode_sequences: count(env, "TINDERBOX_DECODE_SEQUENCES", 64, 1..=65_536)?,
             activation_bytes: optional_bytes(env, "TINDERBOX_ACTIVATION_BYTES")?,

@@ -21,13 +21,17 @@ impl Futures {
         )))
     }
 
-    /// Delete a directory that no row names any more, a while from now. When the server ends before, the next start
-    /// finds it.
+    /// Delete a directory that no checkpoint names any more, a while from now, unless a sampler still reads it: then the
+    /// end of that sampler's session comes back to it. When the server ends before, the next start finds it.
     pub fn discard(&self, dir: PathBuf) {
-        let files = self.retention.files;
+        let (files, store) = (self.retention.files, self.store.clone());
         self.runtime.spawn(async move {
             tokio::time::sleep(files).await;
-            remove(&dir).await;
+            match store.dir_is_in_use(&dir).await {
+                Ok(false) => remove(&dir).await,
+                Ok(true) => tracing::debug!(dir = %dir.display(), "files are kept for a sampler"),
+                Err(e) => tracing::warn!(dir = %dir.display(), error = %e, "files are kept until the next start"),
+            }
         });
     }
 }

@@ -83,6 +83,7 @@ impl Futures {
             if let Some(id) = find(&table, &key, meaning)? {
                 return Ok(Issued { id, new: false });
             }
+            self.journal().began(&id, &key, &completion);
             table.insert(id.clone(), owner.clone(), key.clone(), meaning);
         }
         tracing::debug!(request = %id, "issued");

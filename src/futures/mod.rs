@@ -6,7 +6,9 @@ mod direct;
 mod discard;
 mod explain;
 pub mod issue;
+pub mod journal;
 pub mod meaning;
+pub mod news;
 pub mod pace;
 pub mod recent;
 pub mod retrieve;
@@ -33,6 +35,7 @@ use crate::store::usage::Counters;
 
 use admission::{Admission, Room};
 use issue::Key;
+use journal::{Entry, Journal};
 use pace::Pace;
 use recent::{Failure, Waiting};
 use table::Table;
@@ -52,6 +55,7 @@ pub struct Retention {
 #[derive(Clone)]
 pub struct Futures {
     table: Arc<Mutex<Table>>,
+    journal: Arc<Mutex<Journal>>,
     closing: Arc<watch::Sender<bool>>,
     /// Held while a checkpoint's name is checked and taken.
     naming: Arc<tokio::sync::Mutex<()>>,
@@ -80,6 +84,7 @@ impl Futures {
     ) -> Self {
         Self {
             table: Arc::default(),
+            journal: Arc::default(),
             closing: Arc::new(watch::channel(false).0),
             naming: Arc::default(),
             admission: Admission::new(room, accounts.clone()),
@@ -151,9 +156,16 @@ impl Futures {
         self.lock().forget_older(self.retention.time);
     }
 
-    /// The session takes no more requests: nobody needs to know which of its numbers were refused.
-    pub fn forget_refused(&self, session: &SessionId) {
-        self.lock().forget_refused(session);
+    /// The session takes no more requests: nobody needs to know which of its numbers were refused, or its news.
+    pub fn forget_session(&self, session: &SessionId) {
+        let mut table = self.lock();
+        table.forget_refused(session);
+        table.logs.forget_session(session);
+    }
+
+    /// The requests of a session that have ended since the server started, the newest thousands of them.
+    pub fn journal_of(&self, session: &SessionId) -> Vec<Entry> {
+        self.journal().of(session)
     }
 
     /// Stop the work on an abandoned sample of this owner. All other ids are left alone.
@@ -166,7 +178,12 @@ impl Futures {
 
     /// The end of a promise. Only the first call counts, so that a guard's alarm cannot overwrite a result.
     fn settle(&self, id: &RequestId, result: Result<state::Answer, Error>) {
+        self.journal().ended(id, &result);
         self.lock().settle(id, result, self.retention.bytes);
+    }
+
+    fn journal(&self) -> MutexGuard<'_, Journal> {
+        self.journal.lock().expect("no code panics while it holds the journal")
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
 
 use super::issue::Key;
+use super::news::{Event, Logs, Target};
 use super::recent::Recent;
 use super::state::{Answer, State};
 
@@ -23,6 +24,8 @@ pub(super) struct Table {
     pub recent: Recent,
     /// Numbers whose request was refused at the door; they are spent.
     refused: HashMap<ModelId, BTreeSet<u64>>,
+    /// What has ended, for clients that ask for many samples at once.
+    pub logs: Logs,
     /// Estimated bytes of settled promises, by owner and together.
     held: HashMap<OwnerId, usize>,
     held_bytes: usize,
@@ -38,6 +41,8 @@ pub(super) struct Promise {
     pub settled: watch::Sender<bool>,
     pub settled_at: Option<Instant>,
     pub retrieved_at: Option<Instant>,
+    /// Where its end stands in its client's log.
+    cursor: Option<i64>,
 }
 
 /// The promise a natural key stands for, and what its request meant.
@@ -51,8 +56,8 @@ impl Table {
         self.keys.insert(key.clone(), Claim { id: id.clone(), meaning });
         self.recent.began(&id, &owner, &key);
         let settled = watch::channel(false).0;
-        let state = State::Pending;
-        let promise = Promise { owner, key, state, ticket: None, settled, settled_at: None, retrieved_at: None };
+        let (state, settled_at, retrieved_at, cursor) = (State::Pending, None, None, None);
+        let promise = Promise { owner, key, state, ticket: None, settled, settled_at, retrieved_at, cursor };
         self.promises.insert(id, promise);
     }
 
@@ -94,6 +99,13 @@ impl Table {
         self.recent.ended(id, failure.as_ref());
         promise.settled_at = Some(Instant::now());
         promise.settled.send_replace(true);
+        if let Some(target) = Target::of(&promise.key) {
+            let size_bytes = match &promise.state {
+                State::Done(answer) => Some(answer.size_bytes()),
+                _ => None,
+            };
+            promise.cursor = Some(self.logs.push(target, Event { id: id.clone(), size_bytes }));
+        }
         let size = promise.state.size_bytes();
         *self.held.entry(promise.owner.clone()).or_default() += size;
         self.held_bytes += size;
@@ -109,8 +121,11 @@ impl Table {
         old.iter().for_each(|id| self.remove(id));
     }
 
-    fn remove(&mut self, id: &RequestId) {
+    pub fn remove(&mut self, id: &RequestId) {
         if let Some(p) = self.promises.remove(id) {
+            if let (Some(target), Some(cursor)) = (Target::of(&p.key), p.cursor) {
+                self.logs.forget(&target, cursor);
+            }
             self.release(&p.owner, p.state.size_bytes());
             self.keys.remove(&p.key);
         }

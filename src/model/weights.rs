@@ -140,16 +140,21 @@ impl Adapter {
         let mut mats = Vec::with_capacity(2 * sites.len());
         for site in &sites {
             let (inputs, outputs) = site.sizes(decoder);
-            // A stream per site, so that a site starts alike whatever else is trained.
-            let mut rng = ChaCha12Rng::seed_from_u64(config.seed);
-            rng.set_stream(site.index(decoder) as u64);
-            let bound = 1.0 / (inputs as f32).sqrt();
-            let uniform = |rng: &mut ChaCha12Rng| ((rng.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0) * bound;
-            let a = (0..config.rank * inputs).map(|_| uniform(&mut rng)).collect();
-            mats.push(upload(a, [config.rank, inputs], device));
+            mats.push(upload(Self::initial_a(&config, *site, decoder), [config.rank, inputs], device));
             mats.push(upload(vec![0.0; outputs * config.rank], [outputs, config.rank], device));
         }
         Self::new(config, decoder, mats)
+    }
+
+    /// A site's A (rank, in) as it starts.
+    pub fn initial_a(config: &LoraConfig, site: Site, decoder: &DecoderConfig) -> Vec<f32> {
+        let (inputs, _) = site.sizes(decoder);
+        // A stream per site, so that a site starts alike whatever else is trained.
+        let mut rng = ChaCha12Rng::seed_from_u64(config.seed);
+        rng.set_stream(site.index(decoder) as u64);
+        let bound = 1.0 / (inputs as f32).sqrt();
+        let mut uniform = || ((rng.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0) * bound;
+        (0..config.rank * inputs).map(|_| uniform()).collect()
     }
 
     /// `mats`: A and B of each chosen site in canonical order.

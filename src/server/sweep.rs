@@ -16,6 +16,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// How long the clients' reports of faults are kept.
 const TELEMETRY: TimeDelta = TimeDelta::days(30);
 
+/// How long the key of a copy is remembered; clients repeat one for minutes.
+const COPIES: TimeDelta = TimeDelta::days(1);
+
 /// How long it is known what each account took in each hour.
 const USAGE: TimeDelta = TimeDelta::days(90);
 
@@ -65,6 +68,11 @@ pub async fn forever(app: App) {
         {
             tracing::warn!(error = %e, "old audit events not removed");
         }
+        if let Err(e) = app.store().purge_copies(Utc::now() - COPIES).await {
+            tracing::warn!(error = %e, "keys of old copies not removed");
+        }
+        app.uploads().forget_expired();
+        app.exports().forget_old();
     }
 }
 
@@ -83,12 +91,13 @@ async fn expired_checkpoints(app: &App) -> Result<()> {
 }
 
 /// Deletes the directories `RUN/KIND/NAME` below `checkpoints` that belong to a run of this database but to none of its
-/// checkpoints: a killed process had written or was about to remove them. Runs that the database does not know are
+/// checkpoints and samplers: a killed process had written or was about to remove them. Runs that the database does not know are
 /// another database's, and all else is not ours. To be called before the first write.
 pub async fn orphans(checkpoints: &Path, store: &Store) -> Result<()> {
     let runs: HashSet<String> = store.run_ids().await?.iter().map(run_dir).collect();
     // The data directory may have been moved since: only what is below it counts.
-    let kept: HashSet<PathBuf> = store.checkpoint_dirs().await?.iter().map(|dir| last_three(dir)).collect();
+    let (listed, sampled) = (store.checkpoint_dirs().await?, store.sampled_dirs().await?);
+    let kept: HashSet<PathBuf> = listed.iter().chain(&sampled).map(|dir| last_three(dir)).collect();
     let root = checkpoints.to_owned();
     let orphans = tokio::task::spawn_blocking(move || {
         let known = |dir: &PathBuf| dir.file_name().and_then(|n| n.to_str()).is_some_and(|n| runs.contains(n));

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::any::AnyRow;
 
 use super::columns::{Columns, KIND, bind_kind, corrupt, int, json, micros, text};
-use super::{Metadata, Page, Store};
+use super::{Metadata, Store};
 use crate::command::RunKind;
 use crate::error::Result;
 use crate::ids::{CheckpointKind, CheckpointPath, ModelId, OwnerId};
@@ -89,30 +89,24 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// A run's newest checkpoint of one kind.
-    pub async fn last_checkpoint(&self, run: &ModelId, kind: CheckpointKind) -> Result<Option<CheckpointRow>> {
+    /// A run's newest checkpoint of one kind; of the published ones alone with `published`.
+    pub async fn last_checkpoint(
+        &self,
+        run: &ModelId,
+        kind: CheckpointKind,
+        published: bool,
+    ) -> Result<Option<CheckpointRow>> {
         let row = sqlx::query(
             "SELECT * FROM checkpoints WHERE run_id = $1 AND kind = $2 AND (expires_at IS NULL OR expires_at > $3) \
-             ORDER BY created_at DESC, name LIMIT 1",
+             AND public >= $4 ORDER BY created_at DESC, name LIMIT 1",
         )
         .bind(&run.0)
         .bind(kind.segment())
         .bind(micros(Utc::now()))
+        .bind(i64::from(published))
         .fetch_optional(&self.pool)
         .await?;
         row.as_ref().map(read).transpose()
-    }
-
-    /// An owner's checkpoints of all runs, newest first.
-    pub async fn checkpoints(&self, owner: &OwnerId, limit: u64, offset: u64) -> Result<Page<CheckpointRow>> {
-        let now = micros(Utc::now());
-        let live = "FROM checkpoints WHERE owner = $1 AND (expires_at IS NULL OR expires_at > $2)";
-        let sql = format!("SELECT * {live} ORDER BY created_at DESC, run_id, kind, name LIMIT $3 OFFSET $4");
-        let query = sqlx::query(&sql).bind(&owner.0).bind(now).bind(int(limit)).bind(int(offset));
-        let rows = query.fetch_all(&self.pool).await?;
-        let sql = format!("SELECT COUNT(*) AS total {live}");
-        let count = sqlx::query(&sql).bind(&owner.0).bind(now).fetch_one(&self.pool).await?;
-        Ok(Page { rows: rows.iter().map(read).collect::<Result<_>>()?, total: count.number("total")? })
     }
 
     /// The directories of all rows, expired ones among them.
@@ -163,7 +157,7 @@ fn was_public(row: &AnyRow) -> Result<bool> {
     Ok(row.flag("public")? && row.optional_time("expires_at")?.is_none_or(|at| at > Utc::now()))
 }
 
-fn read(row: &AnyRow) -> Result<CheckpointRow> {
+pub(super) fn read(row: &AnyRow) -> Result<CheckpointRow> {
     let kind = CheckpointKind::from_segment(&row.text("kind")?).ok_or_else(|| corrupt("kind"))?;
     Ok(CheckpointRow {
         path: CheckpointPath { run: ModelId(row.text("run_id")?), kind, name: row.text("name")? },
@@ -182,6 +176,7 @@ fn read(row: &AnyRow) -> Result<CheckpointRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::checkpoint_lists::Listed;
     use chrono::TimeDelta;
 
     fn now() -> DateTime<Utc> {
@@ -226,28 +221,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lists_are_newest_first_with_the_total() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
-        let rows = [
-            row("tinker://r/weights/new", 1),
-            row("tinker://r/sampler_weights/mid", 2),
-            row("tinker://r/weights/old", 3),
-            row("tinker://q/weights/oldest", 4),
-        ];
-        for i in [2, 0, 3, 1] {
-            store.put_checkpoint(&rows[i]).await.unwrap();
-        }
-        let other = CheckpointRow { owner: OwnerId("other".into()), ..row("tinker://x/weights/a", 0) };
-        store.put_checkpoint(&other).await.unwrap();
-        assert_eq!(store.run_checkpoints(&rows[0].path.run).await.unwrap(), rows[..3]);
-        let page = store.checkpoints(&rows[0].owner, 2, 1).await.unwrap();
-        assert_eq!((page.rows.as_slice(), page.total), (&rows[1..3], 4));
-        let last = store.last_checkpoint(&rows[0].path.run, CheckpointKind::Training).await.unwrap();
-        assert_eq!(last.as_ref(), Some(&rows[0]));
-        assert_eq!(store.last_checkpoint(&rows[0].path.run, CheckpointKind::External).await.unwrap(), None);
-    }
-
-    #[tokio::test]
     async fn an_expired_row_is_gone_for_all_but_the_sweep() {
         let store = Store::open("sqlite::memory:").await.unwrap();
         let past = Some(now() - TimeDelta::seconds(1));
@@ -258,7 +231,8 @@ mod tests {
         }
         assert_eq!(store.checkpoint(&gone.path).await.unwrap(), None);
         assert_eq!(store.run_checkpoints(&gone.path.run).await.unwrap().len(), 2);
-        assert_eq!(store.checkpoints(&gone.owner, 10, 0).await.unwrap().total, 2);
+        let all = Listed { owner: &gone.owner, published: true, project_id: None };
+        assert_eq!(store.checkpoints(all, 10, 0).await.unwrap().total, 2);
         assert!(!store.set_checkpoint_public(&gone.path, true).await.unwrap());
         assert!(!store.set_checkpoint_expiry(&gone.path, None).await.unwrap());
         assert_eq!(store.delete_checkpoint(&gone.path).await.unwrap(), None);

@@ -1,8 +1,11 @@
 //! All SQL of the server: one set of queries for SQLite and Postgres, a file per table.
 
 pub mod audit;
+pub mod checkpoint_lists;
 pub mod checkpoints;
 mod columns;
+pub mod held;
+mod in_use;
 pub mod keys;
 mod open;
 pub mod runs;

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::any::AnyRow;
 
+use super::checkpoint_lists::Listed;
 use super::columns::{Columns, KIND, bind_kind, int, json, micros};
 use super::{Metadata, Page, Store, taken};
 use crate::command::RunKind;
@@ -23,8 +24,10 @@ pub struct RunRow {
     pub corrupted: bool,
 }
 
-/// Rows of `$1`'s runs, `$2` NULL or the project of their session.
-const OF_OWNER: &str = "FROM training_runs WHERE owner = $1 \
+/// Rows of `$1`'s runs, `$2` NULL or the project of their session; with `$3` = 1 also those runs of others that have a
+/// published checkpoint now (`$4`).
+const LISTED: &str = "FROM training_runs WHERE (owner = $1 OR ($3 = 1 AND id IN (SELECT run_id FROM checkpoints \
+    WHERE public = 1 AND kind <> 'external_weights' AND (expires_at IS NULL OR expires_at > $4)))) \
     AND ($2 IS NULL OR session_id IN (SELECT id FROM sessions WHERE project_id = $2))";
 
 impl Store {
@@ -53,24 +56,12 @@ impl Store {
         query.fetch_optional(&self.pool).await?.as_ref().map(read).transpose()
     }
 
-    /// An owner's runs, newest first; with `project_id` only those whose session belongs to it.
-    pub async fn runs(
-        &self,
-        owner: &OwnerId,
-        project_id: Option<&str>,
-        limit: u64,
-        offset: u64,
-    ) -> Result<Page<RunRow>> {
-        let sql = format!("SELECT * {OF_OWNER} ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4");
-        let rows = sqlx::query(&sql)
-            .bind(&owner.0)
-            .bind(project_id.map(str::to_owned))
-            .bind(int(limit))
-            .bind(int(offset))
-            .fetch_all(&self.pool)
-            .await?;
-        let sql = format!("SELECT COUNT(*) AS total {OF_OWNER}");
-        let count = sqlx::query(&sql).bind(&owner.0).bind(project_id.map(str::to_owned)).fetch_one(&self.pool).await?;
+    /// The runs of a list, newest first.
+    pub async fn runs(&self, of: Listed<'_>, limit: u64, offset: u64) -> Result<Page<RunRow>> {
+        let sql = format!("SELECT * {LISTED} ORDER BY created_at DESC, id DESC LIMIT $5 OFFSET $6");
+        let rows = bound(&sql, of).bind(int(limit)).bind(int(offset)).fetch_all(&self.pool).await?;
+        let sql = format!("SELECT COUNT(*) AS total {LISTED}");
+        let count = bound(&sql, of).fetch_one(&self.pool).await?;
         Ok(Page { rows: rows.iter().map(read).collect::<Result<_>>()?, total: count.number("total")? })
     }
 
@@ -93,6 +84,14 @@ impl Store {
         query.bind(&id.0).bind(micros(at)).execute(&self.pool).await?;
         Ok(())
     }
+}
+
+fn bound<'q>(sql: &'q str, of: Listed<'q>) -> super::columns::Query<'q> {
+    sqlx::query(sql)
+        .bind(&of.owner.0)
+        .bind(of.project_id.map(str::to_owned))
+        .bind(i64::from(of.published))
+        .bind(micros(Utc::now()))
 }
 
 fn read(row: &AnyRow) -> Result<RunRow> {
@@ -180,10 +179,11 @@ mod tests {
         store.insert_session(&session).await.unwrap();
         let owner = OwnerId("o".into());
         let ids = |page: &Page<RunRow>| page.rows.iter().map(|r| r.id.0.clone()).collect::<Vec<_>>();
-        let page = store.runs(&owner, None, 2, 1).await.unwrap();
+        let of = |project_id| Listed { owner: &owner, published: true, project_id };
+        let page = store.runs(of(None), 2, 1).await.unwrap();
         assert_eq!((ids(&page), page.total), (vec!["s:train:3".into(), "s:train:2".into()], 5));
-        let page = store.runs(&owner, Some("project"), 10, 0).await.unwrap();
+        let page = store.runs(of(Some("project")), 10, 0).await.unwrap();
         assert_eq!((ids(&page), page.total), (vec!["s:train:1".into(), "s:train:0".into()], 2));
-        assert_eq!(store.runs(&owner, Some("none"), 10, 0).await.unwrap().total, 0);
+        assert_eq!(store.runs(of(Some("none")), 10, 0).await.unwrap().total, 0);
     }
 }

@@ -63,17 +63,59 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
-    /// An owner's sessions, newest first.
-    pub async fn sessions(&self, owner: &OwnerId, limit: u64, offset: u64) -> Result<Vec<SessionId>> {
+    /// An owner's sessions, newest first; with `project_id` only those of this project.
+    pub async fn sessions(
+        &self,
+        owner: &OwnerId,
+        project_id: Option<&str>,
+        limit: u64,
+        offset: u64,
+    ) -> Result<Vec<SessionId>> {
         let rows = sqlx::query(
-            "SELECT id FROM sessions WHERE owner = $1 ORDER BY created_at DESC, id DESC LIMIT $2 OFFSET $3",
+            "SELECT id FROM sessions WHERE owner = $1 AND ($2 IS NULL OR project_id = $2) \
+             ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4",
         )
         .bind(&owner.0)
+        .bind(project_id.map(str::to_owned))
         .bind(int(limit))
         .bind(int(offset))
         .fetch_all(&self.pool)
         .await?;
         rows.iter().map(|row| row.text("id").map(SessionId)).collect()
+    }
+
+    /// An owner's sessions that come after `(created_at, id)` in the order newest first; all of them without it.
+    pub async fn sessions_after(
+        &self,
+        owner: &OwnerId,
+        last: Option<&(DateTime<Utc>, SessionId)>,
+        limit: u64,
+    ) -> Result<Vec<SessionRow>> {
+        let rows = sqlx::query(
+            "SELECT * FROM sessions WHERE owner = $1 AND (created_at < $2 OR (created_at = $2 AND id < $3)) \
+             ORDER BY created_at DESC, id DESC LIMIT $4",
+        )
+        .bind(&owner.0)
+        .bind(last.map_or(i64::MAX, |(at, _)| micros(*at)))
+        .bind(last.map_or_else(String::new, |(_, id)| id.0.clone()))
+        .bind(int(limit))
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter().map(read).collect()
+    }
+
+    /// Number and bytes of a session's checkpoints.
+    pub async fn session_checkpoints(&self, id: &SessionId) -> Result<(u64, u64)> {
+        let row = sqlx::query(
+            "SELECT COUNT(*) AS total, CAST(COALESCE(SUM(size_bytes), 0) AS BIGINT) AS bytes FROM checkpoints \
+             WHERE run_id IN (SELECT id FROM training_runs WHERE session_id = $1) \
+             AND (expires_at IS NULL OR expires_at > $2)",
+        )
+        .bind(&id.0)
+        .bind(micros(Utc::now()))
+        .fetch_one(&self.pool)
+        .await?;
+        Ok((row.number("total")?, row.number("bytes")?))
     }
 
     /// Not found when there is no such session.
@@ -208,9 +250,26 @@ mod tests {
         }
         let owner = OwnerId("o".into());
         let ids = |found: Vec<SessionId>| found.into_iter().map(|s| s.0).collect::<Vec<_>>();
-        assert_eq!(ids(store.sessions(&owner, 10, 0).await.unwrap()), ["s3", "s2", "s1"]);
-        assert_eq!(ids(store.sessions(&owner, 1, 1).await.unwrap()), ["s2"]);
-        assert_eq!(ids(store.sessions(&owner, u64::MAX, 3).await.unwrap()), [""; 0]);
+        assert_eq!(ids(store.sessions(&owner, None, 10, 0).await.unwrap()), ["s3", "s2", "s1"]);
+        assert_eq!(ids(store.sessions(&owner, None, 1, 1).await.unwrap()), ["s2"]);
+        assert_eq!(ids(store.sessions(&owner, None, u64::MAX, 3).await.unwrap()), [""; 0]);
+        store.set_session_project(&SessionId("s1".into()), "p").await.unwrap();
+        assert_eq!(ids(store.sessions(&owner, Some("p"), 10, 0).await.unwrap()), ["s1"]);
+    }
+
+    #[tokio::test]
+    async fn sessions_follow_one_another_also_when_they_are_as_old() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        for (id, created) in [("a", 1), ("b", 2), ("c", 2), ("d", 2)] {
+            store.insert_session(&row(id, "o", created)).await.unwrap();
+        }
+        let (owner, mut last, mut seen) = (OwnerId("o".into()), None, Vec::new());
+        while let Some(next) = store.sessions_after(&owner, last.as_ref(), 1).await.unwrap().pop() {
+            seen.push(next.id.0.clone());
+            last = Some((next.created_at, next.id));
+        }
+        assert_eq!(seen, ["d", "c", "b", "a"]);
+        assert_eq!(store.session_checkpoints(&SessionId("a".into())).await.unwrap(), (0, 0));
     }
 
     #[tokio::test]

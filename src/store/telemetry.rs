@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 
 use super::Store;
-use super::columns::micros;
+use super::columns::{Columns, int, micros};
 use crate::error::Result;
-use crate::ids::OwnerId;
+use crate::ids::{OwnerId, SessionId};
 
 impl Store {
     /// `session` may be `sessionless-<uuid>`; `body` is JSON and not looked into.
@@ -18,6 +18,18 @@ impl Store {
             .execute(&self.pool)
             .await?;
         Ok(())
+    }
+
+    /// What was reported of a session, the newest `limit` reports, oldest first, each with its time.
+    pub async fn session_telemetry(&self, session: &SessionId, limit: u64) -> Result<Vec<(DateTime<Utc>, String)>> {
+        let rows = sqlx::query(
+            "SELECT received_at, body FROM telemetry WHERE session_id = $1 ORDER BY received_at DESC LIMIT $2",
+        )
+        .bind(&session.0)
+        .bind(int(limit))
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter().rev().map(|row| Ok((row.time("received_at")?, row.text("body")?))).collect()
     }
 
     /// The sweep: removes what was received before `time`; returns how many rows.
@@ -39,6 +51,8 @@ mod tests {
         for session in ["s", "sessionless-1"] {
             store.insert_telemetry(&owner, session, "{\"events\":[]}").await.unwrap();
         }
+        let reports = store.session_telemetry(&SessionId("s".into()), 9).await.unwrap();
+        assert_eq!(reports.iter().map(|(_, body)| body.as_str()).collect::<Vec<_>>(), ["{\"events\":[]}"]);
         assert_eq!(store.purge_telemetry(Utc::now() - TimeDelta::hours(1)).await.unwrap(), 0);
         assert_eq!(store.purge_telemetry(Utc::now() + TimeDelta::hours(1)).await.unwrap(), 2);
     }

@@ -227,7 +227,8 @@ mod tests {
 
     fn answer(status: u16, protobuf: bool, body: &'static str) -> Result<Next> {
         let call = Call::empty(Method::POST, "/retrieve_future");
-        judge(Answer { status, protobuf, body: Bytes::from_static(body.as_bytes()) }, &call, "r")
+        let body = Bytes::from_static(body.as_bytes());
+        judge(Answer { status, protobuf, body, ..Answer::default() }, &call, "r")
     }
 
     #[test]

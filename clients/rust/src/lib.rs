@@ -7,8 +7,10 @@ pub mod proto;
 
 mod chunking;
 mod combine;
+mod custom;
 pub mod error;
 pub mod future;
+mod login;
 pub mod rest;
 pub mod sampling;
 pub mod service;
@@ -20,5 +22,5 @@ pub use error::{Error, Result};
 pub use future::ApiFuture;
 pub use rest::RestClient;
 pub use sampling::SamplingClient;
-pub use service::{ClientOptions, ServiceClient};
-pub use training::{Loss, TrainingClient};
+pub use service::{ClientOptions, FromState, ServiceClient};
+pub use training::{Loss, SaveOptions, TrainingClient};

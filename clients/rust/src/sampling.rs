@@ -10,8 +10,8 @@ use tokio::sync::Semaphore;
 use crate::error::{Error, Result};
 use crate::future::retrieve;
 use crate::session::Session;
-use crate::transport::{Call, backoff, is_retryable};
-use crate::types::futures::UntypedApiFuture;
+use crate::transport::{Call, backoff};
+use crate::types::futures::{CancelFutureRequest, UntypedApiFuture};
 use crate::types::model_input::ModelInput;
 use crate::types::sampling::{GetSamplerResponse, SampleRequest, SampleResponse, SamplingParams};
 
@@ -19,7 +19,25 @@ use crate::types::sampling::{GetSamplerResponse, SampleRequest, SampleResponse, 
 const MAX_CONCURRENT: usize = 2000;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Cheap to clone. Samples have no order: any number may be awaited at once.
+/// Prompts of more estimated bytes than this wait longer when the server asks for patience.
+const LARGE_PROMPT: usize = 128 << 10;
+
+/// Cheap to clone. Samples have no order: any number may be awaited at once. A sample whose future is dropped is
+/// cancelled on the server, where that wants to know.
+///
+/// ```no_run
+/// # async fn example(sampler: tinderbox_client::SamplingClient) -> tinderbox_client::Result<()> {
+/// use tinderbox_client::types::{model_input::ModelInput, sampling::SamplingParams};
+///
+/// let prompt = ModelInput::from_ints([11, 22, 33]);
+/// let params = SamplingParams { max_tokens: Some(16), temperature: 0.7, ..Default::default() };
+/// for sequence in sampler.sample(prompt.clone(), 4, params).await?.sequences {
+///     println!("{:?} {:?}", sequence.tokens, sequence.logprobs);
+/// }
+/// println!("{:?}", sampler.compute_logprobs(prompt).await?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SamplingClient {
     session: Arc<Session>,
@@ -68,7 +86,10 @@ impl SamplingClient {
         for attempt in 0.. {
             request.seq_id = Some(self.next_seq_id.fetch_add(1, Ordering::Relaxed));
             let promise = self.submit(&request).await?;
-            match retrieve(&self.session.transport, &promise.request_id).await {
+            let mut cancel = CancelOnDrop { session: self.session.clone(), request_id: Some(promise.request_id) };
+            let result = retrieve(&self.session.transport, cancel.request_id.as_deref().unwrap_or_default()).await;
+            cancel.request_id = None;
+            match result {
                 Err(Error::PromiseLost { request_id, detail }) => {
                     tracing::debug!(request_id, detail, "sample lost, submitting it again");
                     tokio::time::sleep(backoff(attempt, LONGEST_PAUSE)).await;
@@ -86,17 +107,42 @@ impl SamplingClient {
 
     /// 429 means "slow down": the same request is sent again for as long as it takes.
     async fn submit(&self, request: &SampleRequest) -> Result<UntypedApiFuture> {
-        let call = Call::json(Method::POST, "/asample", request)?;
+        let call = Call::json(Method::POST, "/asample", request)?.with_backpressure();
+        let patience = Duration::from_secs(if call.body.len() <= LARGE_PROMPT { 1 } else { 5 });
         loop {
             let key = uuid::Uuid::new_v4().to_string();
             match self.session.transport.once(&call, &key).await {
-                Ok(answer) if answer.status == 429 => tokio::time::sleep(Duration::from_secs(1)).await,
+                Ok(answer) if answer.status == 429 => {
+                    tokio::time::sleep(answer.retry_after.unwrap_or(patience)).await;
+                }
                 Ok(answer) if answer.status < 400 => {
                     return serde_json::from_slice(&answer.body).map_err(|e| Error::Decode(format!("/asample: {e}")));
                 }
-                Ok(answer) if !is_retryable(answer.status) => return Err(answer.into_error(&call)),
+                Ok(answer) if !answer.is_retryable() => return Err(answer.into_error(&call)),
                 _ => return self.session.transport.post("/asample", request).await,
             }
         }
+    }
+}
+
+/// Tells the server that nobody waits for a sample any more, unless its result has come.
+struct CancelOnDrop {
+    session: Arc<Session>,
+    request_id: Option<String>,
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        let Some(request_id) = self.request_id.take().filter(|_| self.session.cancels_samples) else { return };
+        // Outside a runtime the program is ending, and so is the session.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let transport = self.session.transport.clone();
+        runtime.spawn(async move {
+            let request = CancelFutureRequest { request_id };
+            let Ok(call) = Call::json(Method::POST, "/cancel_future", &request) else { return };
+            if let Err(error) = transport.send_only(&call).await {
+                tracing::debug!(%error, request_id = request.request_id, "sample was not cancelled");
+            }
+        });
     }
 }

@@ -1,10 +1,11 @@
 //! The way in: open a session, create training and sampling clients.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use reqwest::Method;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::future::ApiFuture;
 use crate::rest::RestClient;
 use crate::sampling::SamplingClient;
@@ -62,7 +63,33 @@ impl ClientOptions {
     }
 }
 
+/// What is new about a run that starts from a checkpoint; nothing of it is needed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FromState {
+    /// Go on where the checkpoint was saved: optimiser included.
+    pub optimizer: bool,
+    pub user_metadata: Option<Metadata>,
+    /// Another served name of the checkpoint's base model.
+    pub base_model: Option<String>,
+    /// Of the account that the checkpoint belongs to.
+    pub weights_access_token: Option<String>,
+}
+
 /// Cheap to clone; all clones and the clients made by them share one session.
+///
+/// ```no_run
+/// # async fn example() -> tinderbox_client::Result<()> {
+/// use tinderbox_client::types::{sessions::FinishReason, training::LoraConfig};
+/// use tinderbox_client::{ClientOptions, ServiceClient};
+///
+/// let service = ServiceClient::connect(ClientOptions::from_env()).await?;
+/// let training = service.create_lora_training_client("my/model", LoraConfig { rank: 16, ..Default::default() }).await?;
+/// let base = service.create_sampling_client(Some("my/model"), None).await?;
+/// println!("{} {}", training.model_id(), base.sampler_id());
+/// service.close(FinishReason::Success, None).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ServiceClient {
     session: Arc<Session>,
@@ -79,7 +106,7 @@ impl ServiceClient {
             project_id: options.project_id,
             display_name: options.display_name,
         };
-        Ok(Self { session: Arc::new(Session::open(transport, &request).await?) })
+        Ok(Self { session: Arc::new(Session::open(transport, &options.api_key, &request).await?) })
     }
 
     pub fn session_id(&self) -> &str {
@@ -122,12 +149,53 @@ impl ServiceClient {
 
     /// A new run from a training checkpoint's weights, with a fresh optimiser.
     pub async fn create_training_client_from_state(&self, path: &str) -> Result<TrainingClient> {
-        self.create_from_state(path, false).await
+        self.create_training_client_from(path, FromState::default()).await
     }
 
     /// A new run that goes on where the checkpoint was saved, optimiser included.
     pub async fn create_training_client_from_state_with_optimizer(&self, path: &str) -> Result<TrainingClient> {
-        self.create_from_state(path, true).await
+        self.create_training_client_from(path, FromState { optimizer: true, ..Default::default() }).await
+    }
+
+    pub async fn create_training_client_from(&self, path: &str, from: FromState) -> Result<TrainingClient> {
+        let FromState { optimizer, user_metadata, base_model, weights_access_token } = from;
+        let model_seq_id = self.session.next_model_seq_id();
+        let request = LoadWeightsRequest {
+            session_id: Some(self.session.id.clone()),
+            model_seq_id: Some(model_seq_id),
+            path: path.into(),
+            optimizer,
+            user_metadata,
+            base_model,
+            weights_access_token,
+            ..Default::default()
+        };
+        let promise: UntypedApiFuture = self.session.transport.post("/load_weights", &request).await?;
+        let _: LoadWeightsResponse = self.future(promise).result().await?;
+        // The run's id is fixed by the protocol (§7.8), the answer need not name it.
+        TrainingClient::open(self.session.clone(), format!("{}:train:{model_seq_id}", self.session.id)).await
+    }
+
+    /// Copies a checkpoint into this client's project, where it outlives the original; returns the copy's path.
+    pub async fn copy_weights(&self, path: &str, ttl_seconds: Option<i64>) -> Result<String> {
+        let project = self.session.project_id.as_deref();
+        let project =
+            project.ok_or_else(|| Error::Usage("copies need a project: set ClientOptions::project_id".into()))?;
+        self.rest().copy_weights(path, project, ttl_seconds, None).await
+    }
+
+    /// Downloads a checkpoint's weights into `dir` in PEFT's or Transformers' layout; returns the files. A training
+    /// checkpoint is exported first, and the export deleted again.
+    pub async fn download_checkpoint(&self, path: &str, dir: &Path) -> Result<Vec<PathBuf>> {
+        let rest = self.rest();
+        if path.contains("/external_weights/") {
+            return rest.download_external_weights(path, dir).await;
+        }
+        let training = self.create_training_client_from_state(path).await?;
+        let export = training.save_weights_external("download", Some(3600), None).await?.await?.path;
+        let files = rest.download_external_weights(&export, dir).await;
+        rest.delete_checkpoint_from_tinker_path(&export).await?;
+        files
     }
 
     /// A sampler of a base model, of a checkpoint (`tinker://…`), or of a checkpoint whose base model is known.
@@ -152,21 +220,6 @@ impl ServiceClient {
         let path = format!("/sessions/{}/finish", self.session.id);
         let request = FinishSessionRequest { reason, detail };
         self.session.transport.send_only(&Call::json(Method::POST, &path, &request)?).await
-    }
-
-    async fn create_from_state(&self, path: &str, optimizer: bool) -> Result<TrainingClient> {
-        let model_seq_id = self.session.next_model_seq_id();
-        let request = LoadWeightsRequest {
-            session_id: Some(self.session.id.clone()),
-            model_seq_id: Some(model_seq_id),
-            path: path.into(),
-            optimizer,
-            ..Default::default()
-        };
-        let promise: UntypedApiFuture = self.session.transport.post("/load_weights", &request).await?;
-        let _: LoadWeightsResponse = self.future(promise).result().await?;
-        // The run's id is fixed by the protocol (§7.8), the answer need not name it.
-        TrainingClient::open(self.session.clone(), format!("{}:train:{model_seq_id}", self.session.id)).await
     }
 
     fn future<T: crate::future::PromiseResult>(&self, promise: UntypedApiFuture) -> ApiFuture<T> {

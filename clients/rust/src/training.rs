@@ -9,6 +9,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::chunking::{self, Limits};
 use crate::combine::combine;
+use crate::custom;
 use crate::error::{Error, Result};
 use crate::future::{ApiFuture, PromiseResult};
 use crate::proto;
@@ -17,13 +18,15 @@ use crate::session::Session;
 use crate::transport::{Call, Transport};
 use crate::types::datum::Datum;
 use crate::types::futures::UntypedApiFuture;
+use crate::types::lenient::Metadata;
 use crate::types::training::{
     AdamParams, ForwardBackwardInput, ForwardBackwardOutput, ForwardBackwardRequest, GetInfoRequest, GetInfoResponse,
     LossConfigValue, LossFnConfig, OptimStepRequest, OptimStepResponse,
 };
 use crate::types::weights::{
-    LoadWeightsRequest, LoadWeightsResponse, SaveWeightsExternalRequest, SaveWeightsExternalResponse,
-    SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponse, SaveWeightsRequest, SaveWeightsResponse,
+    LoadWeightsRequest, LoadWeightsResponse, SamplingClientKind, SaveWeightsExternalRequest,
+    SaveWeightsExternalResponse, SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponse, SaveWeightsRequest,
+    SaveWeightsResponse,
 };
 
 /// Cheap to clone; clones share the run's order.
@@ -59,7 +62,35 @@ impl From<&str> for Loss {
     }
 }
 
+/// What to say about a checkpoint that is saved; nothing of it is needed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// One hour to ten years; `None` = it never expires.
+    pub ttl_seconds: Option<i64>,
+    /// Replace a training checkpoint of the same name instead of failing.
+    pub overwrite: bool,
+    pub user_metadata: Option<Metadata>,
+}
+
 /// Every method returns as soon as the server has accepted the request; await the future for the result.
+///
+/// ```no_run
+/// # async fn example(training: tinderbox_client::TrainingClient) -> tinderbox_client::Result<()> {
+/// use tinderbox_client::types::{datum::Datum, training::AdamParams};
+///
+/// let data = vec![Datum::supervised(&[11, 22, 33, 44], [0.0, 1.0, 1.0])];
+/// // Both requests are on their way before the first result is awaited.
+/// let loss = training.forward_backward(data, "cross_entropy").await?;
+/// let step = training.optim_step(AdamParams { learning_rate: 1e-4, ..Default::default() }).await?;
+/// println!("loss {}", loss.await?.metrics["loss:sum"]);
+/// step.await?;
+///
+/// let saved = training.save_state("step_1", None).await?.await?;
+/// let sampler = training.save_weights_and_get_sampling_client().await?;
+/// println!("{} {}", saved.path, sampler.sampler_id());
+/// # Ok(())
+/// # }
+/// ```
 impl TrainingClient {
     pub(crate) async fn open(session: Arc<Session>, model_id: String) -> Result<Self> {
         let info = session.transport.post("/get_info", &GetInfoRequest { model_id }).await?;
@@ -90,6 +121,41 @@ impl TrainingClient {
         self.run_forward_backward(data, loss.into(), false).await
     }
 
+    /// Trains on a loss of one's own: `loss` gets the logprobs of each datum's targets, and gives its value and its
+    /// derivative by each logprob, shaped alike. The datums need `target_tokens` alone. Returns when the gradients are
+    /// submitted; the second half is the forward pass's output under the loss's own value, `loss:sum`.
+    ///
+    /// ```no_run
+    /// # async fn example(training: tinderbox_client::TrainingClient) -> tinderbox_client::Result<()> {
+    /// use tinderbox_client::types::datum::Datum;
+    ///
+    /// let data = vec![Datum::supervised(&[11, 22, 33], [1.0, 1.0])];
+    /// // The mean of the squared logprobs.
+    /// let squares = |logprobs: &[Vec<f32>]| {
+    ///     let n = logprobs.iter().map(Vec::len).sum::<usize>() as f32;
+    ///     let value = logprobs.iter().flatten().map(|lp| lp * lp).sum::<f32>() / n;
+    ///     let slopes = logprobs.iter().map(|d| d.iter().map(|lp| 2.0 * lp / n).collect()).collect();
+    ///     (value.into(), slopes)
+    /// };
+    /// let (backward, output) = training.forward_backward_custom(data, squares).await?;
+    /// println!("loss {}", output.metrics["loss:sum"]);
+    /// backward.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn forward_backward_custom(
+        &self,
+        data: Vec<Datum>,
+        loss: impl FnOnce(&[Vec<f32>]) -> (f64, Vec<Vec<f32>>),
+    ) -> Result<(ApiFuture<ForwardBackwardOutput>, ForwardBackwardOutput)> {
+        let mut output = self.forward(custom::forward_data(&data)?, "cross_entropy").await?.await?;
+        let logprobs = custom::logprobs(&output, data.len())?;
+        let (value, slopes) = loss(&logprobs);
+        let backward = self.forward_backward(custom::backward_data(data, &logprobs, slopes)?, "cross_entropy").await?;
+        output.metrics.insert("loss:sum".into(), value);
+        Ok((backward, output))
+    }
+
     pub async fn optim_step(&self, adam_params: AdamParams) -> Result<ApiFuture<OptimStepResponse>> {
         let request = |model_id, seq_id| OptimStepRequest {
             model_id,
@@ -102,9 +168,14 @@ impl TrainingClient {
 
     /// Saves weights and optimiser under `name`: training can go on from it.
     pub async fn save_state(&self, name: &str, ttl_seconds: Option<i64>) -> Result<ApiFuture<SaveWeightsResponse>> {
+        self.save_state_with(name, SaveOptions { ttl_seconds, ..Default::default() }).await
+    }
+
+    pub async fn save_state_with(&self, name: &str, options: SaveOptions) -> Result<ApiFuture<SaveWeightsResponse>> {
         let path = Some(name.into());
+        let SaveOptions { ttl_seconds, overwrite, user_metadata } = options;
         let request =
-            |model_id, seq_id| SaveWeightsRequest { model_id, seq_id, path, ttl_seconds, ..Default::default() };
+            |model_id, seq_id| SaveWeightsRequest { model_id, seq_id, path, ttl_seconds, overwrite, user_metadata };
         self.submit("/save_weights", request).await
     }
 
@@ -137,11 +208,22 @@ impl TrainingClient {
 
     /// A sampler of the weights as they are at this point of the run's order, whatever is trained later.
     pub async fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
+        self.ephemeral(SamplingClientKind::Snapshot).await
+    }
+
+    /// A sampler of the weights as they are at this point of the run's order or later: it moves on with each further
+    /// save of this kind.
+    pub async fn save_weights_and_get_inflight_sampling_client(&self) -> Result<SamplingClient> {
+        self.ephemeral(SamplingClientKind::Inflight).await
+    }
+
+    async fn ephemeral(&self, kind: SamplingClientKind) -> Result<SamplingClient> {
         let sampling_session_seq_id = Some(self.session.next_sampling_session_seq_id());
         let request = |model_id, seq_id| SaveWeightsForSamplerRequest {
             model_id,
             seq_id,
             sampling_session_seq_id,
+            kind,
             ..Default::default()
         };
         let saved: SaveWeightsForSamplerResponse = self.submit("/save_weights_for_sampler", request).await?.await?;
@@ -201,7 +283,8 @@ impl TrainingClient {
             bodies.push(Bytes::from(message.encode_to_vec()));
         }
         *turn += bodies.len() as u64;
-        let ids = in_turn(turn, post_protobuf(self.session.transport.clone(), bodies)).await?;
+        let parallel = self.session.config.parallel_fwdbwd_chunks != Some(false);
+        let ids = in_turn(turn, post_protobuf(self.session.transport.clone(), bodies, parallel)).await?;
         Ok(ApiFuture::chunked(self.session.transport.clone(), ids, combine))
     }
 
@@ -239,15 +322,38 @@ async fn in_turn<T: Send + 'static>(
     task.await.map_err(|e| Error::Connection(format!("the submission was stopped: {e}")))?
 }
 
-async fn post_protobuf(transport: Arc<Transport>, bodies: Vec<Bytes>) -> Result<Vec<String>> {
+/// The chunks' promises, in order. In parallel the first chunk goes last: the server then has the rest at hand when the
+/// run's turn comes (protocol §11.4).
+async fn post_protobuf(transport: Arc<Transport>, bodies: Vec<Bytes>, parallel: bool) -> Result<Vec<String>> {
+    let mut bodies = bodies.into_iter();
     let mut ids = Vec::with_capacity(bodies.len());
+    if parallel {
+        let first = bodies.next();
+        let rest: Vec<_> = bodies.map(|body| tokio::spawn(post_chunk(transport.clone(), body))).collect();
+        let mut later = Vec::with_capacity(rest.len());
+        for task in rest {
+            later.push(task.await.map_err(|e| Error::Connection(format!("a chunk was not sent: {e}")))?);
+        }
+        // Sent also when a later one was refused: its number is taken.
+        if let Some(body) = first {
+            ids.push(post_chunk(transport, body).await?);
+        }
+        for id in later {
+            ids.push(id?);
+        }
+        return Ok(ids);
+    }
     for body in bodies {
-        let answer = transport.send(&Call::protobuf("/forward_backward", body)).await?;
-        let promise: UntypedApiFuture =
-            serde_json::from_slice(&answer.body).map_err(|e| Error::Decode(format!("/forward_backward: {e}")))?;
-        ids.push(promise.request_id);
+        ids.push(post_chunk(transport.clone(), body).await?);
     }
     Ok(ids)
+}
+
+async fn post_chunk(transport: Arc<Transport>, body: Bytes) -> Result<String> {
+    let answer = transport.send(&Call::protobuf("/forward_backward", body)).await?;
+    let promise: UntypedApiFuture =
+        serde_json::from_slice(&answer.body).map_err(|e| Error::Decode(format!("/forward_backward: {e}")))?;
+    Ok(promise.request_id)
 }
 
 #[cfg(test)]

@@ -26,6 +26,9 @@ pub struct Checkpoint {
     pub user_metadata: Option<Metadata>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<DateTime<Utc>>,
+    /// From SDK 0.39 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,11 +97,15 @@ pub struct CheckpointsQuery {
     pub limit: i64,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub offset: i64,
+    #[serde(default)]
+    pub access_scope: AccessScope,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project_id: Option<String>,
 }
 
 impl Default for CheckpointsQuery {
     fn default() -> Self {
-        Self { limit: checkpoints_limit::value(), offset: 0 }
+        Self { limit: checkpoints_limit::value(), offset: 0, access_scope: AccessScope::Owned, project_id: None }
     }
 }
 
@@ -116,6 +123,7 @@ pub struct ScopeQuery {
 pub enum AccessScope {
     #[default]
     Owned,
+    /// Also what others have published.
     Accessible,
 }
 
@@ -197,6 +205,9 @@ pub struct CopyWeightsRequest {
     pub session_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_seq_id: Option<u64>,
+    /// Another account's, as the header `X-Tinker-Weights-Access-Token` has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_access_token: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -232,6 +243,7 @@ mod tests {
             public: false,
             user_metadata: None,
             expires_at: None,
+            base_model: None,
         };
         assert_eq!(
             serde_json::to_string(&row).unwrap(),

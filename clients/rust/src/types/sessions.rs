@@ -86,6 +86,34 @@ pub struct ListSessionsResponse {
     pub sessions: Vec<String>,
 }
 
+/// `PUT /sessions/{session_id}/project`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct AssignProjectRequest {
+    pub project_id: String,
+}
+
+/// `GET /sessions/{session_id}/trace_export`: asked again until it is no longer pending.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct TraceExportResponse {
+    pub status: TraceExportStatus,
+    /// Of the file, when it is ready; good without any header for about an hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum TraceExportStatus {
+    Pending,
+    Ready,
+    Failed,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

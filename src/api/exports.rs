@@ -1,0 +1,205 @@
+//! The export of a session: a file that shows its requests on a time line, with all that is known of its runs (protocol
+//! §6.2). Made in the background, fetched over a link.
+
+use std::collections::HashMap;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use chrono::Utc;
+use tinderbox_client::types::sessions::{TraceExportResponse, TraceExportStatus};
+
+use crate::error::Result;
+use crate::ids::SessionId;
+
+use super::auth::Owner;
+use super::error::{ApiError, ApiResult};
+use super::state::App;
+use super::timeline;
+use super::transfers::{LIFETIME, api_url, send};
+
+/// The name under which the file is served; what shows time lines reads it as it is.
+const FILE: &str = "session.pftrace";
+
+/// A request waits so long for the export, since most are made at once.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A file that young is given out again, whatever happened since: clients ask until one is ready.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// A file outlives every link to it.
+const KEPT: Duration = Duration::from_secs(2 * 3600);
+
+/// The exports of this process and their files.
+pub struct Exports {
+    root: PathBuf,
+    jobs: Mutex<HashMap<SessionId, Job>>,
+}
+
+#[derive(Clone)]
+enum Job {
+    Running,
+    Ready(Instant),
+    Failed(String),
+}
+
+impl Exports {
+    /// A restart forgets all.
+    pub fn new(root: PathBuf) -> Self {
+        let _ = std::fs::remove_dir_all(&root);
+        Self { root, jobs: Mutex::default() }
+    }
+
+    /// To be called every now and then.
+    pub fn forget_old(&self) {
+        self.lock().retain(|session, job| match job {
+            Job::Ready(at) if at.elapsed() > KEPT => {
+                let _ = std::fs::remove_file(self.file(session));
+                false
+            }
+            Job::Failed(_) => false,
+            _ => true,
+        });
+    }
+
+    fn file(&self, session: &SessionId) -> PathBuf {
+        self.root.join(format!("{session}.json"))
+    }
+
+    /// True when nobody makes this export, and the caller must.
+    fn begin(&self, session: &SessionId) -> bool {
+        let mut jobs = self.lock();
+        match jobs.get(session) {
+            Some(Job::Running) => false,
+            Some(Job::Ready(at)) if at.elapsed() < FRESH => false,
+            _ => {
+                jobs.insert(session.clone(), Job::Running);
+                true
+            }
+        }
+    }
+
+    fn end(&self, session: SessionId, result: Result<()>) {
+        let job = match result {
+            Ok(()) => Job::Ready(Instant::now()),
+            Err(e) => Job::Failed(e.message),
+        };
+        self.lock().insert(session, job);
+    }
+
+    /// Where it stands. A failure is told once; the next request tries again.
+    fn look(&self, session: &SessionId) -> Option<Job> {
+        let mut jobs = self.lock();
+        let job = jobs.get(session).cloned();
+        if matches!(job, Some(Job::Failed(_))) {
+            jobs.remove(session);
+        }
+        job
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Job>> {
+        self.jobs.lock().expect("no code panics while it holds the jobs")
+    }
+}
+
+pub async fn trace_export(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> ApiResult<Json<TraceExportResponse>> {
+    let session = app.session(&owner, &SessionId(id)).await?.id.clone();
+    if app.exports().begin(&session) {
+        let (app, session) = (app.clone(), session.clone());
+        let job = tokio::spawn(async move {
+            let made = make(&app, &session).await;
+            app.exports().end(session, made);
+        });
+        let _ = tokio::time::timeout(PATIENCE, job).await;
+    }
+    let answer = |status| TraceExportResponse { status, url: None, error: None };
+    Ok(Json(match app.exports().look(&session) {
+        Some(Job::Ready(_)) => {
+            let token = app.links().seal("export", &session.0, Utc::now() + LIFETIME);
+            let url = format!("{}/export/{token}/{FILE}", api_url(&app, &headers));
+            TraceExportResponse { url: Some(url), ..answer(TraceExportStatus::Ready) }
+        }
+        Some(Job::Failed(error)) => TraceExportResponse { error: Some(error), ..answer(TraceExportStatus::Failed) },
+        Some(Job::Running) | None => answer(TraceExportStatus::Pending),
+    }))
+}
+
+/// The file; the token in the URL is the credential.
+pub async fn download(State(app): State<App>, Path((token, file)): Path<(String, String)>) -> ApiResult<Response> {
+    let gone = || ApiError::new(StatusCode::NOT_FOUND, "this export link is not valid, or no longer");
+    let session = app.links().unseal("export", &token, Utc::now()).filter(|_| file == FILE).ok_or_else(gone)?;
+    let opened = tokio::fs::File::open(app.exports().file(&SessionId(session))).await.map_err(|_| gone())?;
+    Ok(send(opened).await?)
+}
+
+async fn make(app: &App, session: &SessionId) -> Result<()> {
+    let timeline = timeline::of(app, session).await?;
+    let file = app.exports().file(session);
+    app.heavy(move || write(&file, &timeline.to_json())).await?
+}
+
+/// Under another name first: nobody fetches a half.
+fn write(file: &FilePath, text: &str) -> Result<()> {
+    let temporary = file.with_extension("tmp");
+    std::fs::create_dir_all(file.parent().expect("an export lies in its folder"))?;
+    std::fs::write(&temporary, text)?;
+    Ok(std::fs::rename(&temporary, file)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::testing::{self, owner};
+    use crate::error::Error;
+    use crate::ids::OwnerId;
+
+    async fn ask(app: &App, owner: OwnerId, id: &SessionId) -> ApiResult<TraceExportResponse> {
+        let asked = trace_export(State(app.clone()), Owner(owner), Path(id.0.clone()), HeaderMap::new()).await;
+        asked.map(|Json(answer)| answer)
+    }
+
+    #[tokio::test]
+    async fn an_export_is_fetched_over_its_link_alone() {
+        let (app, _engine) = testing::app().await;
+        let session = testing::session(&app, Utc::now()).await.id;
+        assert!(ask(&app, OwnerId("other".into()), &session).await.is_err());
+        let ready = ask(&app, owner(), &session).await.unwrap();
+        assert_eq!((ready.status, &ready.error), (TraceExportStatus::Ready, &None));
+        let url = ready.url.unwrap();
+        let mut parts = url.rsplit('/').map(str::to_owned);
+        let (file, token) = (parts.next().unwrap(), parts.next().unwrap());
+        let fetch = |token: String, file: &str| download(State(app.clone()), Path((token, file.to_owned())));
+        let response = fetch(token.clone(), &file).await.unwrap();
+        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(json["metadata"]["session"]["id"], session.0);
+        assert!(fetch(token.clone(), "other").await.is_err());
+        assert!(fetch(format!("{token}0"), &file).await.is_err());
+        let upload = app.links().seal("upload", &session.0, Utc::now() + LIFETIME);
+        assert!(fetch(upload, &file).await.is_err());
+    }
+
+    #[test]
+    fn a_failure_is_told_once_and_a_young_file_is_not_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let exports = Exports::new(dir.path().join("exports"));
+        let id = SessionId("s".into());
+        assert!(exports.begin(&id) && !exports.begin(&id));
+        exports.end(id.clone(), Err(Error::server("disk full")));
+        assert!(matches!(exports.look(&id), Some(Job::Failed(why)) if why == "disk full"));
+        assert!(exports.begin(&id));
+        exports.end(id.clone(), Ok(()));
+        assert!(!exports.begin(&id) && matches!(exports.look(&id), Some(Job::Ready(_))));
+        exports.forget_old();
+        assert!(exports.look(&id).is_some());
+    }
+}
