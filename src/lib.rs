@@ -6,6 +6,7 @@ pub mod error;
 pub mod ids;
 
 pub mod api;
+pub mod chat;
 pub mod checkpoint;
 pub mod device;
 pub mod engine;
