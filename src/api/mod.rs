@@ -1,7 +1,8 @@
-//! The HTTP side: every route on one line, all below `/api/v1` (protocol ch. 6).
+//! The HTTP side: every route on one line, below `/api/v1` (protocol ch. 6); `inference` adds what others invented.
 
 mod access;
 mod answers;
+mod anthropic;
 mod archive;
 mod auth;
 mod body;
@@ -11,9 +12,11 @@ mod downloads;
 mod ending;
 mod error;
 mod futures;
+mod inference;
 mod known;
 mod load;
 mod numbers;
+mod openai;
 mod query;
 mod sampling;
 mod save;
@@ -83,9 +86,11 @@ pub fn router(app: App) -> Router {
         .route("/download/{token}/{file}", get(downloads::download));
     Router::new()
         .nest("/api/v1", keyed.merge(open))
+        .merge(inference::routes(&app))
         .fallback(error::unknown_route)
         .method_not_allowed_fallback(error::wrong_method)
         .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(from_fn(inference::refusals::in_their_shape))
         .layer(from_fn(trace::trace))
         .with_state(app)
 }

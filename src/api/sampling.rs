@@ -161,7 +161,11 @@ fn accepted(promise: RequestId, sampler: &SamplerId, seq: u64, num_samples: i64)
 }
 
 /// A checkpoint is looked up for every request: the sampler keeps the weights it was created with, or has none.
-async fn weights(app: &App, owner: &OwnerId, row: &SamplerRow) -> Result<(SampleSource, Option<CheckpointPath>)> {
+pub(super) async fn weights(
+    app: &App,
+    owner: &OwnerId,
+    row: &SamplerRow,
+) -> Result<(SampleSource, Option<CheckpointPath>)> {
     let (path, dir) = match &row.source {
         SamplerSource::Base => return Ok((SampleSource::Base, None)),
         SamplerSource::Snapshot(_) => return Ok((SampleSource::Snapshot(row.id.clone()), None)),

@@ -18,6 +18,7 @@ use crate::futures::{Futures, Retention};
 use crate::ids::{CheckpointPath, ModelId};
 use crate::store::Store;
 
+use super::inference::chats::Chats;
 use super::known::Known;
 
 /// How long the files of a deleted or replaced checkpoint stay for those who are reading them.
@@ -35,6 +36,7 @@ struct Shared {
     futures: Futures,
     links: Links,
     known: Known,
+    chats: Chats,
     unlimited: Admission,
     /// Large bodies are worked on by so many threads at once.
     heavy: Semaphore,
@@ -60,6 +62,7 @@ impl App {
             futures,
             links,
             known: Known::default(),
+            chats: Chats::default(),
             unlimited: Admission::new(Room::UNLIMITED),
             heavy: Semaphore::new(cores),
             secret: rand::random(),
@@ -92,6 +95,10 @@ impl App {
 
     pub fn known(&self) -> &Known {
         &self.0.known
+    }
+
+    pub fn chats(&self) -> &Chats {
+        &self.0.chats
     }
 
     /// Admits small bodies, which are never refused for want of room.

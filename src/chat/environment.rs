@@ -100,14 +100,29 @@ mod tests {
             ("{{ 'a<t>b'.split('<t>')[-1].lstrip('b') }}|", "{}", "|"),
             ("{{ x.startswith('a') and x.endswith('c') }}", r#"{"x":"abc"}"#, "True"),
             ("{% for k, v in x.items() %}{{ k }}={{ v }};{% endfor %}", r#"{"x":{"b":1,"a":null}}"#, "b=1;a=None;"),
-            ("{% for i in x %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
-                r#"{"x":[1,2,3,4,5]}"#, "13"),
-            ("{% set n = namespace(a=0) %}{% for i in x %}{% set n.a = n.a + i %}{% endfor %}{{ n.a }}", r#"{"x":[1,2]}"#, "3"),
-            ("{{ x.y is defined }}{{ z is none }}{{ x is mapping }}{{ 's' is string }}", r#"{"x":{},"z":null}"#, "FalseTrueTrueTrue"),
+            (
+                "{% for i in x %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+                r#"{"x":[1,2,3,4,5]}"#,
+                "13",
+            ),
+            (
+                "{% set n = namespace(a=0) %}{% for i in x %}{% set n.a = n.a + i %}{% endfor %}{{ n.a }}",
+                r#"{"x":[1,2]}"#,
+                "3",
+            ),
+            (
+                "{{ x.y is defined }}{{ z is none }}{{ x is mapping }}{{ 's' is string }}",
+                r#"{"x":{},"z":null}"#,
+                "FalseTrueTrueTrue",
+            ),
             ("{{ x|tojson(indent=2) }}", r#"{"x":{"a":"é"}}"#, "{\n  \"a\": \"é\"\n}"),
             ("{% macro f(a, b='z') %}{{ a }}{{ b }}{% endmacro %}{{ f('y') }}", "{}", "yz"),
             ("{{ missing }}{% if missing %}x{% endif %}{{ ['a'] + ['b'] }}", "{}", "['a', 'b']"),
-            ("{{ x|map(attribute='n')|join(',') }}{{ x|selectattr('n', 'equalto', 2)|list|length }}", r#"{"x":[{"n":1},{"n":2}]}"#, "1,21"),
+            (
+                "{{ x|map(attribute='n')|join(',') }}{{ x|selectattr('n', 'equalto', 2)|list|length }}",
+                r#"{"x":[{"n":1},{"n":2}]}"#,
+                "1,21",
+            ),
         ];
         for (source, context, want) in cases {
             assert_eq!(render(source, context).unwrap(), want, "{source}");
@@ -124,7 +139,8 @@ mod tests {
 
     #[test]
     fn endless_templates_end() {
-        let e = render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{}").unwrap_err();
+        let e =
+            render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{}").unwrap_err();
         assert_eq!(e.kind(), ErrorKind::OutOfFuel);
         let doubling = "{% set n = namespace(x='0123456789abcdef') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
         assert_eq!(render(doubling, "{}").unwrap_err().kind(), ErrorKind::OutOfFuel);

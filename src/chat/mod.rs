@@ -6,7 +6,7 @@ pub mod output;
 mod python_json;
 pub mod stop_text;
 mod template;
-mod tool_calls;
+pub mod tool_calls;
 
 use std::path::Path;
 
@@ -47,6 +47,12 @@ impl Chat {
         Ok(Self { tokenizer, model: model.into(), templates: Templates::load(dir), end_of_turn: end, longest_token })
     }
 
+    #[cfg(test)]
+    pub fn without_template(model: &str, tokenizer: Tokenizer) -> Self {
+        let longest_token = tokenizer.longest_token_bytes();
+        Self { tokenizer, model: model.into(), templates: Ok(None), end_of_turn: None, longest_token }
+    }
+
     /// The prompt's text and its token ids. `context` is the model's context length.
     ///
     /// # Errors
@@ -59,7 +65,10 @@ impl Chat {
         let text = templates.render(conversation)?;
         let ids = self.encode(&text, false, context)?;
         if ids.is_empty() {
-            return Err(Error::user(format!("the chat template of {} makes an empty prompt of these messages", self.model)));
+            return Err(Error::user(format!(
+                "the chat template of {} makes an empty prompt of these messages",
+                self.model
+            )));
         }
         Ok((text, ids))
     }

@@ -40,9 +40,13 @@ pub struct Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Start,
-    Thinking { begun: bool },
+    Thinking {
+        begun: bool,
+    },
     ThoughtOver,
-    Content { behind_call: bool },
+    Content {
+        behind_call: bool,
+    },
     /// Inside the marks of a call.
     Call,
     /// The whole answer may be a call.

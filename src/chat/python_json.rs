@@ -55,7 +55,10 @@ impl Writer<'_> {
             ValueKind::Seq | ValueKind::Iterable => self.list(value, depth)?,
             ValueKind::Map => self.object(value, depth)?,
             other => {
-                return Err(Error::new(ErrorKind::InvalidOperation, format!("a value of kind {other} has no JSON form")));
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("a value of kind {other} has no JSON form"),
+                ));
             }
         }
         Ok(())
@@ -176,7 +179,10 @@ mod tests {
             of(json, &Style::one_line()),
             r#"{"b": [1, 2.0, null], "a": {"x": true, "é": "ü\"\n\u0001/"}, "e": [], "o": {}}"#
         );
-        assert_eq!(of(r#"{"b":[1],"a":{}}"#, &Style::indented("  ".into())), "{\n  \"b\": [\n    1\n  ],\n  \"a\": {}\n}");
+        assert_eq!(
+            of(r#"{"b":[1],"a":{}}"#, &Style::indented("  ".into())),
+            "{\n  \"b\": [\n    1\n  ],\n  \"a\": {}\n}"
+        );
         let sorted = Style { sort_keys: true, ensure_ascii: true, ..Style::one_line() };
         assert_eq!(of(r#"{"b":"é😀","a":1}"#, &sorted), r#"{"a": 1, "b": "\u00e9\ud83d\ude00"}"#);
     }

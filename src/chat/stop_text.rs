@@ -39,7 +39,10 @@ impl StopText {
 /// Bytes at the end of `text` that may be the beginning of `mark`.
 pub fn overlap(text: &str, mark: &str) -> usize {
     let most = mark.len().saturating_sub(1).min(text.len());
-    (1..=most).rev().find(|&n| text.is_char_boundary(text.len() - n) && mark.starts_with(&text[text.len() - n..])).unwrap_or(0)
+    (1..=most)
+        .rev()
+        .find(|&n| text.is_char_boundary(text.len() - n) && mark.starts_with(&text[text.len() - n..]))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -55,13 +58,19 @@ mod tests {
 
     #[test]
     fn nothing_behind_a_stop_string_is_told() {
-        assert_eq!(run(&["END"], &["a E", "ND b", "c"]), (vec!["a ".into(), String::new(), String::new()], String::new(), Some("END".into())));
+        assert_eq!(
+            run(&["END"], &["a E", "ND b", "c"]),
+            (vec!["a ".into(), String::new(), String::new()], String::new(), Some("END".into()))
+        );
         assert_eq!(run(&["b", "ab"], &["xab"]), (vec!["x".into()], String::new(), Some("ab".into())));
     }
 
     #[test]
     fn what_only_looked_like_one_comes_later() {
-        assert_eq!(run(&["END"], &["a EN", "X", "E"]), (vec!["a ".into(), "ENX".into(), String::new()], "E".into(), None));
+        assert_eq!(
+            run(&["END"], &["a EN", "X", "E"]),
+            (vec!["a ".into(), "ENX".into(), String::new()], "E".into(), None)
+        );
         assert_eq!(run(&["é!"], &["é", "?"]), (vec![String::new(), "é?".into()], String::new(), None));
         assert_eq!(run(&[], &["a"]), (vec!["a".into()], String::new(), None));
     }

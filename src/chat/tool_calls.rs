@@ -120,7 +120,8 @@ mod tests {
 
     #[test]
     fn functions_with_parameters() {
-        let text = "<function=f>\n<parameter=city>\nNew York\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>";
+        let text =
+            "<function=f>\n<parameter=city>\nNew York\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>";
         assert_eq!(marked(text).unwrap(), call_of("f", r#"{"city": "New York", "days": 3}"#));
     }
 
