@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use minijinja::Environment;
+use minijinja::{Environment, ErrorKind};
 use minijinja::value::{Serde, Value};
 use serde_json::Value as Json;
 
 use super::conversation::Conversation;
-use super::environment::{environment, without_generation_marks};
+use super::environment::{FUEL, environment, without_generation_marks};
 use crate::error::{Error, Result};
 
 /// The tokens that templates know by name, as `tokenizer_config.json` or `special_tokens_map.json` spell them.
@@ -81,12 +81,17 @@ impl Templates {
         context.insert("tools".into(), Value::from(Serde(tools)));
         context.insert("documents".into(), Value::from(()));
         context.insert("add_generation_prompt".into(), Value::from(!conversation.continue_final_message));
-        let text = template.render(Value::from(context)).map_err(|e| {
-            let detail = e.detail().map_or_else(|| e.to_string(), str::to_owned);
-            Error::user(format!("the model's chat template does not take these messages: {detail}"))
-        })?;
+        let text = template.render(Value::from(context)).map_err(|e| refusal(&e))?;
         if conversation.continue_final_message { conversation.cut_behind_final_message(text) } else { Ok(text) }
     }
+}
+
+fn refusal(e: &minijinja::Error) -> Error {
+    if e.kind() == ErrorKind::OutOfFuel {
+        return Error::user(format!("these messages take the model's chat template more than {FUEL} steps, the limit"));
+    }
+    let detail = e.detail().map_or_else(|| e.to_string(), str::to_owned);
+    Error::user(format!("the model's chat template does not take these messages: {detail}"))
 }
 
 fn json(path: &Path) -> Result<Json> {
@@ -187,6 +192,9 @@ mod tests {
         let refusing = loaded(&[("chat_template.jinja", "{{ raise_exception('only system') }}")]).unwrap();
         let e = refusing.render(&user("x")).unwrap_err();
         assert!(e.message.contains("only system") && e.wire_category() == "user", "{e}");
+        let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+        let e = loaded(&[("chat_template.jinja", endless)]).unwrap().render(&user("x")).unwrap_err();
+        assert!(e.message.contains("4000000 steps"), "{e}");
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("chat_template.jinja"), "{% if %}").unwrap();
         assert!(Templates::load(dir.path()).err().unwrap().message.contains("not usable"));

@@ -148,7 +148,7 @@ mod tests {
             s.events.as_ref().unwrap().send(token(i as u32, Some(StopReason::Stop))).unwrap();
             (s.reply)(Ok(Outcome::Sampled(SampleOutput::default())));
         }
-        let mut told = vec![jobs.next().await.unwrap(), jobs.next().await.unwrap()];
+        let mut told = [jobs.next().await.unwrap(), jobs.next().await.unwrap()];
         told.sort_by_key(|(prompt, _)| *prompt);
         assert_eq!(told.iter().map(|(p, e)| (*p, e.token)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
         assert_eq!(jobs.next().await, None);

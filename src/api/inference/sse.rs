@@ -77,5 +77,7 @@ fn respond<T: Teller>(state: State<T>) -> Response {
             }
         }
     });
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    let stream = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
+    // Proxies that collect answers would hold the tokens back.
+    ([("x-accel-buffering", "no")], stream).into_response()
 }
