@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use minijinja::{Environment, ErrorKind};
 use minijinja::value::{Serde, Value};
+use minijinja::{Environment, ErrorKind};
 use serde_json::Value as Json;
 
 use super::conversation::Conversation;
