@@ -47,7 +47,7 @@ pub async fn create(
         return Ok(follow(jobs, Stream::new(telling)).await?);
     }
     let outputs = jobs.outputs().await?;
-    Ok(Json(telling.whole(&outputs)?).into_response())
+    Ok(Json(app.heavy(move || telling.whole(&outputs)).await??).into_response())
 }
 
 fn settings(r: &MessagesRequest) -> Settings {

@@ -46,7 +46,7 @@ pub async fn create(
         return Ok(follow(jobs, Stream::new(telling, n)).await?);
     }
     let outputs = jobs.outputs().await?;
-    Ok(Json(telling.whole(&outputs)).into_response())
+    Ok(Json(app.heavy(move || telling.whole(&outputs)).await?).into_response())
 }
 
 fn top_logprobs(r: &ChatRequest) -> Result<i64> {

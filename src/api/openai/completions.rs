@@ -53,7 +53,7 @@ pub async fn create(
         return Ok(follow(jobs, Stream::new(telling)).await?);
     }
     let outputs = jobs.outputs().await?;
-    Ok(Json(telling.whole(&outputs)).into_response())
+    Ok(Json(app.heavy(move || telling.whole(&outputs)).await?).into_response())
 }
 
 struct PromptText {
@@ -156,21 +156,21 @@ impl Telling {
             text.push_str(&prompt.text);
             self.score(&mut lists, prompt, output);
         }
-        let nothing =
-            Sequence { tokens: Vec::new(), logprobs: Vec::new(), stop_reason: StopReason::Length, topk: None };
-        let sequence = if self.only_scores { &nothing } else { sequence };
-        let mut answer = self.answer();
-        for token in tokens_of(sequence) {
+        let tokens: Vec<Token> = if self.only_scores { Vec::new() } else { tokens_of(sequence).collect() };
+        let (mut answer, mut characters) = (self.answer(), text.chars().count());
+        for token in &tokens {
             let top = token.topk.as_deref();
-            lists.push(&self.chat.tokenizer, token.id, Some(token.logprob), top, text.chars().count());
-            text.push_str(&joined(answer.push(token.id)));
+            lists.push(&self.chat.tokenizer, token.id, Some(token.logprob), top, characters);
+            let piece = joined(answer.push(token.id));
+            characters += piece.chars().count();
+            text.push_str(&piece);
         }
-        let (rest, ending) = answer.finish(sequence.stop_reason);
+        let (rest, ending) = answer.finish(if self.only_scores { StopReason::Length } else { sequence.stop_reason });
         text.push_str(&joined(rest));
         let mut choice = json!({"index": index, "text": text, "finish_reason": finish_reason(&ending)});
         choice["logprobs"] = if self.logprobs { lists.json() } else { Value::Null };
         if self.token_ids {
-            choice["token_ids"] = json!(sequence.tokens);
+            choice["token_ids"] = tokens.iter().map(|t| t.id).collect();
             choice["prompt_token_ids"] = json!(prompt.ids);
         }
         choice
