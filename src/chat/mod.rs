@@ -48,9 +48,10 @@ impl Chat {
     }
 
     #[cfg(test)]
-    pub fn without_template(model: &str, tokenizer: Tokenizer) -> Self {
+    pub fn with_template(model: &str, tokenizer: Tokenizer, template: &str) -> Self {
         let longest_token = tokenizer.longest_token_bytes();
-        Self { tokenizer, model: model.into(), templates: Ok(None), end_of_turn: None, longest_token }
+        let templates = Templates::compile([("default".into(), template.into())].into(), [].into()).map(Some);
+        Self { tokenizer, model: model.into(), templates, end_of_turn: None, longest_token }
     }
 
     /// The prompt's text and its token ids. `context` is the model's context length.

@@ -129,7 +129,7 @@ mod tests {
     use crate::tokenizer::fixtures::byte_level;
 
     fn whole(text: &str, stop: &[&str], reason: StopReason) -> Whole {
-        let chat = Arc::new(Chat::without_template("m", byte_level()));
+        let chat = Arc::new(Chat::with_template("m", byte_level(), ""));
         let tokens = chat.tokenizer.encode(text, false).unwrap();
         let reading = Reading { thinks: true, tools: Some(Format::Marked), ..Reading::default() };
         let logprobs = vec![-1.0; tokens.len()];
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn nothing_behind_a_stop_string_and_no_half_character() {
         assert_eq!(whole("hello there", &["the"], StopReason::Stop).content, "hello ");
-        let chat = Arc::new(Chat::without_template("m", byte_level()));
+        let chat = Arc::new(Chat::with_template("m", byte_level(), ""));
         let part = chat.tokenizer.encode("世", false).unwrap()[..2].to_vec();
         let sequence = Sequence { tokens: part, logprobs: vec![0.0; 2], stop_reason: StopReason::Length, topk: None };
         assert_eq!(Answer::new(chat, vec![], Reading::default()).whole(&sequence).content, "\u{fffd}");

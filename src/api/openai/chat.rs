@@ -267,3 +267,38 @@ impl Teller for Stream {
         vec![self.chunk(Vec::new(), Some(usage)), done]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::tool_calls::Format;
+    use crate::command::{Sequence, StopReason};
+    use crate::tokenizer::fixtures::byte_level;
+
+    #[test]
+    fn without_parallel_calls_there_is_one() {
+        let call = |n: u32| format!("<tool_call>{{\"name\": \"f\", \"arguments\": {{\"n\": {n}}}}}</tool_call>");
+        let calls = |parallel: bool| {
+            let request = json!({"model": "m", "parallel_tool_calls": parallel,
+                "messages": [{"role": "assistant", "content": "hello"}]});
+            let request: ChatRequest = serde_json::from_value(request).unwrap();
+            let chat = Arc::new(Chat::with_template("m", byte_level(), "{{ messages[0].content }}"));
+            let mut telling = Telling::new(request, chat.clone(), "m", 64).unwrap();
+            telling.reading.tools = Some(Format::Marked);
+            let tokens = chat.tokenizer.encode(&(call(1) + &call(2)), false).unwrap();
+            let logprobs = vec![-1.0; tokens.len()];
+            let sequence = Sequence { tokens, logprobs, stop_reason: StopReason::Stop, topk: None };
+            telling.whole(&[SampleOutput { sequences: vec![sequence], ..SampleOutput::default() }])
+        };
+        let both = calls(true);
+        let message = &both["choices"][0]["message"];
+        assert_eq!(
+            (both["choices"][0]["finish_reason"].as_str(), &message["content"]),
+            (Some("tool_calls"), &Value::Null)
+        );
+        assert_eq!(message["tool_calls"][1]["function"], json!({"name": "f", "arguments": "{\"n\": 2}"}));
+        let one = calls(false);
+        assert_eq!(one["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1);
+        assert_eq!(one["usage"], both["usage"], "what was generated was generated");
+    }
+}
