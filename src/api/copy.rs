@@ -204,7 +204,7 @@ mod tests {
         let stranger = OwnerId("other".into());
         let e = copy(&app, &stranger, (&row.path, None), &into_project(&row)).await.unwrap_err();
         assert_eq!(e.category, Category::NotFound);
-        app.store().set_checkpoint_public((&row.path, None), true).await.unwrap();
+        app.store().set_checkpoint_public(&row.path, true).await.unwrap();
         assert!(copy(&app, &stranger, (&row.path, None), &into_project(&row)).await.is_ok());
         let session = testing::session(&app, Utc::now()).await.id;
         let slot = CopyWeightsRequest {

@@ -1,8 +1,9 @@
-//! The HTTP side: every route on one line, all below `/api/v1` (protocol ch. 6).
+//! The HTTP side: every route on one line, below `/api/v1` (protocol ch. 6); `inference` adds what others invented.
 
 mod access;
 mod account;
 mod answers;
+mod anthropic;
 mod archive;
 mod audit;
 mod auth;
@@ -18,10 +19,12 @@ mod error;
 mod exports;
 mod futures;
 mod held;
+mod inference;
 mod keys;
 mod known;
 mod load;
 mod numbers;
+mod openai;
 mod origin;
 mod query;
 mod quota;
@@ -119,9 +122,11 @@ pub fn router(app: App) -> Router {
         .route("/export/{token}/{file}", get(exports::download));
     Router::new()
         .nest("/api/v1", keyed.merge(open))
+        .merge(inference::routes(&app))
         .fallback(error::unknown_route)
         .method_not_allowed_fallback(error::wrong_method)
         .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(from_fn(inference::refusals::in_their_shape))
         .layer(from_fn(trace::trace))
         .with_state(app)
 }

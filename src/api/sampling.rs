@@ -164,7 +164,11 @@ fn accepted(promise: RequestId, sampler: &SamplerId, seq: u64, num_samples: i64)
 
 /// The files a sampler was created with stay while it lives, whatever becomes of its checkpoint. Only another owner's
 /// checkpoint is looked up for every request: it may have been withdrawn.
-async fn weights(app: &App, owner: &OwnerId, row: &SamplerRow) -> Result<(SampleSource, Option<CheckpointPath>)> {
+pub(super) async fn weights(
+    app: &App,
+    owner: &OwnerId,
+    row: &SamplerRow,
+) -> Result<(SampleSource, Option<CheckpointPath>)> {
     let (path, dir) = match &row.source {
         SamplerSource::Base => return Ok((SampleSource::Base, None)),
         SamplerSource::Snapshot(_) => return Ok((SampleSource::Snapshot(row.id.clone()), None)),

@@ -22,6 +22,7 @@ use crate::upload::Uploads;
 
 use super::auth::Refusals;
 use super::exports::Exports;
+use super::inference::chats::Chats;
 use super::keys::Keys;
 use super::known::Known;
 use super::tokens::Tokens;
@@ -42,6 +43,7 @@ struct Shared {
     futures: Futures,
     links: Links,
     known: Known,
+    chats: Chats,
     unlimited: Admission,
     /// Held while a copy is made, so that a repeat of its request finds it.
     copying: tokio::sync::Mutex<()>,
@@ -81,6 +83,7 @@ impl App {
             copying: tokio::sync::Mutex::default(),
             uploads,
             exports,
+            chats: Chats::default(),
             heavy: Semaphore::new(cores),
             secret: rand::random(),
         }))
@@ -121,6 +124,10 @@ impl App {
 
     pub fn known(&self) -> &Known {
         &self.0.known
+    }
+
+    pub fn chats(&self) -> &Chats {
+        &self.0.chats
     }
 
     /// Admits small bodies, which are never refused for want of room.

@@ -1,7 +1,9 @@
 //! A model's own tokenizer: text to ids and back, and the bytes of each token.
 
 mod byte_level;
+pub mod stream;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use tokenizers::DecoderWrapper;
@@ -13,6 +15,7 @@ use crate::error::{Error, Result};
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
+    special: HashSet<u32>,
 }
 
 /// How the vocabulary writes bytes.
@@ -46,7 +49,9 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
         let byte_level = inner.get_decoder().is_some_and(is_byte_level);
-        Ok(Self { inner, spelling: if byte_level { Spelling::ByteLevel } else { Spelling::Pieces } })
+        let added = inner.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
+        Ok(Self { inner, spelling: if byte_level { Spelling::ByteLevel } else { Spelling::Pieces }, special })
     }
 
     /// Token ids of `text`; special tokens spelled out in it become their ids. `add_special_tokens` adds those that the
@@ -84,6 +89,16 @@ impl Tokenizer {
 
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// Whether `id` is a control token, which no text shows.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
+    /// No token stands for more bytes of text than this; at least 1.
+    pub fn longest_token_bytes(&self) -> usize {
+        self.inner.get_vocab(true).keys().map(String::len).max().unwrap_or(0).max(1)
     }
 
     /// Number of ids with a token, added ones included; the model's own vocabulary may be larger.

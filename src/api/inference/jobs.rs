@@ -1,0 +1,186 @@
+//! Samples on their way through the engine, followed token by token or awaited; who goes away cancels them.
+
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, SelectAll, poll_fn, select_all};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::accounts::usage::Work;
+use crate::api::error::ApiResult;
+use crate::api::state::App;
+use crate::command::{Command, Origin, Outcome, SampleOutput, SampleRequest, TokenEvent};
+use crate::engine::handle::Handle;
+use crate::error::{Error, Result};
+use crate::futures::admission::{Permit, size_bytes};
+use crate::ids::{OwnerId, RequestId};
+
+use super::target::Target;
+
+/// The prompts of one request. Dropping it ends their work.
+pub struct Jobs {
+    events: SelectAll<BoxStream<'static, (usize, TokenEvent)>>,
+    replies: Vec<oneshot::Receiver<Result<Outcome>>>,
+    running: Vec<Running>,
+}
+
+/// A request of the engine, cancelled unless it was seen to end, and its share of the owner's room.
+struct Running {
+    engine: Handle,
+    promise: RequestId,
+    ended: bool,
+    _permit: Permit,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.engine.cancel(self.promise.clone());
+        }
+    }
+}
+
+impl Jobs {
+    /// Submits one sample request for each prompt; `permit` is the first one's, the others get their own.
+    ///
+    /// # Errors
+    /// 429 when there is no room for them now.
+    pub fn start(
+        app: &App,
+        owner: &OwnerId,
+        target: &Target,
+        requests: Vec<SampleRequest>,
+        permit: Permit,
+        followed: bool,
+    ) -> ApiResult<Self> {
+        let mut permits = vec![permit];
+        while permits.len() < requests.len() {
+            permits.push(app.futures().admission().enter(owner)?);
+        }
+        let mut commands = Vec::new();
+        for (request, permit) in requests.into_iter().zip(&mut permits) {
+            let origin = Origin { owner: owner.clone(), session: target.session.clone(), promise: RequestId::random() };
+            let promise = origin.promise.clone();
+            let command = Command::Sample { origin, request };
+            permit.grow(size_bytes(&command))?;
+            commands.push((promise, command));
+        }
+        let mut jobs = Self { events: select_all([]), replies: Vec::new(), running: Vec::new() };
+        for ((promise, command), permit) in commands.into_iter().zip(permits) {
+            jobs.submit(app, command, target.work.clone(), followed)?;
+            jobs.running.push(Running { engine: app.engine().clone(), promise, ended: false, _permit: permit });
+        }
+        Ok(jobs)
+    }
+
+    /// 429 when the owner's rate is used up.
+    fn submit(&mut self, app: &App, command: Command, work: Work, followed: bool) -> ApiResult<()> {
+        let (reply, outcome) = oneshot::channel();
+        let reply = Box::new(move |result| {
+            let _ = reply.send(result);
+        });
+        let reply = app.futures().admit_sample(&command, work, reply)?;
+        let engine = app.engine();
+        if followed {
+            let (events, mut told) = mpsc::unbounded_channel();
+            engine.stream(command, reply, events);
+            let prompt = self.replies.len();
+            let told = poll_fn(move |cx| told.poll_recv(cx));
+            self.events.push(told.map(move |event| (prompt, event)).boxed());
+        } else {
+            engine.submit(command, reply);
+        }
+        self.replies.push(outcome);
+        Ok(())
+    }
+
+    /// The next token of any prompt, which it names; `None` when there are no more, for good or bad.
+    pub async fn next(&mut self) -> Option<(usize, TokenEvent)> {
+        self.events.next().await
+    }
+
+    /// Every prompt's outcome.
+    ///
+    /// # Errors
+    /// The first failure; the other prompts are cancelled.
+    pub async fn outputs(mut self) -> Result<Vec<SampleOutput>> {
+        let mut outputs = Vec::new();
+        for (reply, running) in std::mem::take(&mut self.replies).into_iter().zip(&mut self.running) {
+            let outcome = reply.await.map_err(|_| Error::server("the engine dropped the request"))?;
+            running.ended = true;
+            match outcome? {
+                Outcome::Sampled(output) => outputs.push(output),
+                other => return Err(Error::server(format!("a sample was answered with {other:?}"))),
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::inference::settings::Settings;
+    use crate::api::testing::{self, owner};
+    use crate::command::StopReason;
+    use crate::engine::handle::{Message, Submission};
+
+    async fn start(
+        app: &App,
+        prompts: usize,
+        followed: bool,
+        engine: &std::sync::mpsc::Receiver<Message>,
+    ) -> (Jobs, Vec<Submission>) {
+        let target = app.target(&owner(), "tiny").await.unwrap();
+        let request = Settings::default().request(app, &target, &[1], None).unwrap();
+        let permit = app.futures().admission().enter(&owner()).unwrap();
+        let jobs = Jobs::start(app, &owner(), &target, vec![request; prompts], permit, followed).unwrap();
+        let submitted = (0..prompts).map(|_| match engine.try_recv() {
+            Ok(Message::Submit(s)) => *s,
+            _ => panic!("nothing was submitted"),
+        });
+        let submitted = submitted.collect();
+        (jobs, submitted)
+    }
+
+    fn token(token: u32, stop_reason: Option<StopReason>) -> TokenEvent {
+        TokenEvent { sample: 0, token, logprob: -1.0, topk: None, stop_reason }
+    }
+
+    #[tokio::test]
+    async fn tokens_are_told_with_their_prompt_and_the_outcome_follows() {
+        let (app, engine) = testing::app().await;
+        let (mut jobs, submitted) = start(&app, 2, true, &engine).await;
+        for (i, s) in submitted.into_iter().enumerate() {
+            s.events.as_ref().unwrap().send(token(i as u32, Some(StopReason::Stop))).unwrap();
+            (s.reply)(Ok(Outcome::Sampled(SampleOutput::default())));
+        }
+        let mut told = [jobs.next().await.unwrap(), jobs.next().await.unwrap()];
+        told.sort_by_key(|(prompt, _)| *prompt);
+        assert_eq!(told.iter().map(|(p, e)| (*p, e.token)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+        assert_eq!(jobs.next().await, None);
+        assert_eq!(jobs.outputs().await.unwrap().len(), 2);
+        assert!(engine.try_recv().is_err(), "what has ended is not cancelled");
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_cancels_and_gives_the_room_back() {
+        let (app, engine) = testing::app().await;
+        let (jobs, submitted) = start(&app, 1, false, &engine).await;
+        drop(jobs);
+        let Command::Sample { origin, .. } = &submitted[0].command else { panic!("no sample") };
+        assert!(matches!(engine.try_recv(), Ok(Message::Cancel(promise)) if promise == origin.promise));
+        let mut alone = app.futures().admission().enter(&owner()).unwrap();
+        assert!(alone.grow(app.limits().pending_bytes).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_told_and_so_is_a_lost_reply() {
+        let (app, engine) = testing::app().await;
+        let (jobs, mut submitted) = start(&app, 2, false, &engine).await;
+        (submitted.remove(0).reply)(Err(Error::user("no room")));
+        assert_eq!(jobs.outputs().await.unwrap_err().message, "no room");
+        assert!(matches!(engine.try_recv(), Ok(Message::Cancel(_))), "the other prompt is cancelled");
+        let (jobs, submitted) = start(&app, 1, false, &engine).await;
+        drop(submitted);
+        assert!(jobs.outputs().await.unwrap_err().message.contains("dropped"));
+    }
+}
