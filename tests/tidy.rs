@@ -203,6 +203,7 @@ fn own_files() -> Vec<PathBuf> {
         "tests/run",
         "tests/sdk_matrix",
         "tests/serving.sh",
+        "tests/suite",
     ];
     all.extend(scripts.iter().map(|f| root().join(f)));
     all
