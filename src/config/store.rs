@@ -94,6 +94,7 @@ fn default_data_dir(env: &Env) -> Result<PathBuf> {
 
 /// The cluster that `tests/postgres run` started, without a database's name.
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "this folder is where the environment is read")]
 pub fn postgres_for_testing() -> Option<String> {
     std::env::var("POSTGRES_SERVER").ok()
 }
