@@ -39,7 +39,7 @@ RECIPES = {
         "sl_loop", f"model_name={NAME} batch_size={BATCH} max_length=128 lora_rank=8 learning_rate=1e-3 save_every=0", 30, "train_mean_nll", True,
     ),
     "math_rl": (
-        "math_rl.train", f"model_name={NAME} env=arithmetic group_size=8 groups_per_batch=8 max_tokens=6 lora_rank=8 learning_rate=4e-4 "
+        "math_rl.train", f"model_name={NAME} env=arithmetic group_size=12 groups_per_batch=8 max_tokens=6 lora_rank=8 learning_rate=2e-4 "
         "loss_fn=importance_sampling eval_every=0 save_every=0 behavior_if_log_dir_exists=delete", 40, "env/all/reward/total", False,
     ),
 }
