@@ -260,7 +260,7 @@ mod tests {
 
     #[tokio::test]
     async fn sessions_follow_one_another_also_when_they_are_as_old() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         for (id, created) in [("a", 1), ("b", 2), ("c", 2), ("d", 2)] {
             store.insert_session(&row(id, "o", created)).await.unwrap();
         }
