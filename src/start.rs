@@ -18,10 +18,14 @@ const DEMO_MODEL: &str = "demo/adder";
 const DEMO_KEY: &str = "tml-demo";
 const DEMO_SEED: u64 = 7;
 
+/// Below this many file descriptors the server says so at its start: 8192 long polls, files and the database.
+const DESCRIPTORS_MIN: u64 = 10_000;
+
 /// `tinderbox serve`: until ctrl-c or SIGTERM.
 pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     log("info,sqlx=warn");
     let config = Config::new(args, &Env::from_process()?)?;
+    raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(server::refuse_open_network(&config))?;
     // The port is taken before the models are loaded: a busy one is found out at once.
@@ -81,6 +85,20 @@ fn demo_in(folder: &std::path::Path) -> anyhow::Result<()> {
         serving.await??;
         trained
     })
+}
+
+/// Every long poll holds a connection, and a connection is a file descriptor: as many as the system lets a process have.
+fn raise_descriptor_limit() {
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) if limit < DESCRIPTORS_MIN => {
+            tracing::warn!(
+                limit,
+                "few file descriptors: raise the hard limit (ulimit -Hn) before thousands of clients connect"
+            );
+        }
+        Ok(_) => {}
+        Err(e) => tracing::warn!(error = %e, "the limit on file descriptors stays as it is"),
+    }
 }
 
 fn engine(config: &Config) -> anyhow::Result<engine::handle::Handle> {

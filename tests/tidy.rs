@@ -192,8 +192,22 @@ fn own_rust() -> Vec<PathBuf> {
 fn own_files() -> Vec<PathBuf> {
     let mut all = own_rust();
     all.extend(["clients", "tests"].iter().flat_map(|folder| files(folder, "py")).filter(|f| !is_copy(f)));
-    let scripts =
-        ["README.md", ".ci/run", ".ci/full", "tests/run", "tests/acceptance", "tests/python_env", "tests/serving.sh"];
+    let scripts = [
+        "README.md",
+        ".ci/run",
+        ".ci/full",
+        "docker/Dockerfile",
+        "docker/check.py",
+        "docker/compose.yaml",
+        "docker/healthcheck",
+        "tests/acceptance",
+        "tests/postgres",
+        "tests/python_env",
+        "tests/run",
+        "tests/sdk_matrix",
+        "tests/serving.sh",
+        "tests/suite",
+    ];
     all.extend(scripts.iter().map(|f| root().join(f)));
     all
 }

@@ -247,7 +247,7 @@ mod tests {
 
     #[tokio::test]
     async fn counts_reach_the_table_once_and_add_up() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let usage = Usage::new(at("10:00:00"));
         let run = Work::Run(SessionId("s".into()).model(0));
         let three = Counters { train_tokens: 3, device_micros: 10, ..Counters::default() };
@@ -266,11 +266,11 @@ mod tests {
 
     #[tokio::test]
     async fn what_cannot_be_written_is_kept() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let usage = Usage::new(at("10:00:00"));
         let one = Counters { checkpoints: 1, ..Counters::default() };
         usage.add_at(spender(Work::Other), &one, at("10:10:00"));
-        let closed = Store::open("sqlite::memory:").await.unwrap();
+        let closed = crate::store::testing::empty_store().await;
         closed.close().await;
         assert!(usage.flush(&closed, at("10:11:00")).await.is_err());
         usage.flush(&store, at("10:12:00")).await.unwrap();
@@ -280,7 +280,7 @@ mod tests {
 
     #[tokio::test]
     async fn storage_counts_from_creation_to_deletion() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let usage = Usage::new(at("10:00:00"));
         let stored = Stored {
             owner: OwnerId("o".into()),

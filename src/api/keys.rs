@@ -274,7 +274,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_key_in_the_database_closes_the_server_for_good() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let keys = keys(&[], true);
         keys.refresh(&store).await.unwrap();
         let local = keys.token(&keys.caller(Some("tml-x"), Utc::now()).unwrap(), Utc::now());
@@ -295,7 +295,7 @@ mod tests {
 
     #[tokio::test]
     async fn keys_end_at_their_time_without_a_refresh() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let keys = keys(&[], true);
         let end = Utc::now() + TimeDelta::hours(1);
         store.insert_key(NewKey { expires_at: Some(end), ..new("ann", "tml-1") }).await.unwrap();
@@ -315,7 +315,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_stands_for_its_key() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let keys = keys(&["tml-a"], true);
         store.insert_key(new("ann", "tml-1")).await.unwrap();
         keys.refresh(&store).await.unwrap();
@@ -335,7 +335,7 @@ mod tests {
 
     #[tokio::test]
     async fn uses_are_taken_once_and_outlive_a_refresh() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let keys = keys(&[], true);
         store.insert_key(new("ann", "tml-1")).await.unwrap();
         keys.refresh(&store).await.unwrap();

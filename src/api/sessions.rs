@@ -13,6 +13,7 @@ use tinderbox_client::types::sessions::{
 use crate::ids::SessionId;
 use crate::store::sessions::{Finish, SessionRow};
 use crate::validate::metadata::bounded;
+use crate::validate::sdk_version::supported;
 
 use super::auth::Owner;
 use super::body::JsonBody;
@@ -25,6 +26,7 @@ pub async fn create(
     Owner(owner): Owner,
     JsonBody(r): JsonBody<CreateSessionRequest>,
 ) -> ApiResult<Json<CreateSessionResponse>> {
+    supported(&r.sdk_version)?;
     bounded("tags", &r.tags)?;
     bounded("user_metadata", &r.user_metadata)?;
     bounded("sdk_version, project_id and display_name", &(&r.sdk_version, &r.project_id, &r.display_name))?;

@@ -9,9 +9,10 @@ use crate::command::RunKind;
 use crate::config::Config;
 use crate::engine::handle::{Handle, Message, ModelInfo};
 use crate::ids::{ModelId, OwnerId, SessionId};
+use crate::store::Metadata;
 use crate::store::runs::RunRow;
 use crate::store::sessions::SessionRow;
-use crate::store::{Metadata, Store};
+use crate::store::testing::empty_store;
 
 use super::state::App;
 
@@ -28,7 +29,7 @@ pub async fn app() -> (App, Receiver<Message>) {
         eos_ids: vec![9],
     };
     let links = Links::open(dir.path()).unwrap();
-    let store = Store::open("sqlite::memory:").await.unwrap();
+    let store = empty_store().await;
     (App::new(Config::for_testing(dir.path()), Handle::new(tx, vec![model]), store, links), rx)
 }
 

@@ -92,6 +92,13 @@ fn default_data_dir(env: &Env) -> Result<PathBuf> {
         .ok_or_else(|| Error::user("no data directory: HOME is not set; give --data-dir or TINDERBOX_DATA_DIR"))
 }
 
+/// The cluster that `tests/postgres run` started, without a database's name.
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "this folder is where the environment is read")]
+pub fn postgres_for_testing() -> Option<String> {
+    std::env::var("POSTGRES_SERVER").ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@ use crate::engine::handle::{Handle, Message};
 use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, RequestId};
 use crate::store::Store;
+use crate::store::testing::empty_store;
 
 use super::admission::Room;
 use super::complete::Completion;
@@ -33,7 +34,7 @@ impl Rig {
     /// With room for one request that asks for a permit.
     pub async fn new() -> Self {
         let (tx, rx) = channel();
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let retention = Retention { time: Duration::from_secs(3600), bytes: 1 << 20, files: FILES };
         let room = Room { bytes: 1 << 20, requests: 1 };
         let dir = tempfile::tempdir().unwrap();

@@ -133,6 +133,7 @@ mod tests {
     use crate::store::Metadata;
     use crate::store::checkpoints::CheckpointRow;
     use crate::store::runs::RunRow;
+    use crate::store::testing::empty_store;
 
     fn run() -> RunRow {
         RunRow {
@@ -150,7 +151,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_known_runs_directories_without_a_row_go() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         store.insert_run(&run()).await.unwrap();
         let row = CheckpointRow {
             path: "tinker://s:train:0/weights/a".parse().unwrap(),

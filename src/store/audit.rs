@@ -147,7 +147,7 @@ mod tests {
 
     #[tokio::test]
     async fn noted_events_are_written_in_their_order_for_their_owner() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let (a, b) = (OwnerId("a".into()), OwnerId("b".into()));
         store.note(Some(&a), "run_created", json!({"run": "r"}));
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -167,7 +167,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_log_is_bounded_in_memory_in_rows_of_one_owner_and_in_age() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let (loud, quiet) = (OwnerId("loud".into()), OwnerId("quiet".into()));
         store.note(Some(&quiet), "run_created", json!({}));
         for n in 0..WAITING + 5 {

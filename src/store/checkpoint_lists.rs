@@ -97,7 +97,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists_are_newest_first_with_the_total() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let rows = [
             row("o", "tinker://r/weights/new", 1),
             row("o", "tinker://r/sampler_weights/mid", 2),
@@ -118,7 +118,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_row_follows_once_also_among_equally_old_ones() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         for (path, age) in [("b", 2), ("a", 2), ("c", 2), ("d", 1)] {
             store.put_checkpoint(&row("o", &format!("tinker://r/weights/{path}"), age)).await.unwrap();
         }
@@ -133,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_others_published_is_listed_when_asked_for_and_a_project_is_its_sessions() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let (me, other) = (OwnerId("o".into()), OwnerId("other".into()));
         let own = row("o", "tinker://s:train:0/weights/own", 1);
         let public = CheckpointRow { public: true, ..row("other", "tinker://t:train:0/weights/public", 2) };

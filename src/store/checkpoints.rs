@@ -177,6 +177,7 @@ pub(super) fn read(row: &AnyRow) -> Result<CheckpointRow> {
 mod tests {
     use super::*;
     use crate::store::checkpoint_lists::Listed;
+    use crate::store::testing::empty_store;
     use chrono::TimeDelta;
 
     fn now() -> DateTime<Utc> {
@@ -200,7 +201,7 @@ mod tests {
 
     #[tokio::test]
     async fn replacing_keeps_nothing_but_the_publication_and_returns_the_old_directory() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let hour = Some(now() + TimeDelta::hours(1));
         let first = CheckpointRow { public: true, expires_at: hour, ..row("tinker://r/weights/a", 5) };
         assert_eq!(store.put_checkpoint(&first).await.unwrap(), None);
@@ -222,7 +223,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_expired_row_is_gone_for_all_but_the_sweep() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let past = Some(now() - TimeDelta::seconds(1));
         let gone = CheckpointRow { expires_at: past, ..row("tinker://r/weights/gone", 2) };
         let kept = CheckpointRow { expires_at: Some(now() + TimeDelta::hours(1)), ..row("tinker://r/weights/kept", 1) };
@@ -248,7 +249,7 @@ mod tests {
 
     #[tokio::test]
     async fn publishing_and_expiry_can_be_set_and_taken_back() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let mut checkpoint = row("tinker://r/weights/a", 1);
         store.put_checkpoint(&checkpoint).await.unwrap();
         for (public, expires_at) in [(true, Some(now() + TimeDelta::hours(1))), (false, None)] {

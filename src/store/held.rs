@@ -65,7 +65,7 @@ mod tests {
 
     #[tokio::test]
     async fn held_runs_say_where_their_weights_came_from() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let run = ModelId("s:train:0".into());
         assert_eq!(store.held_run(&run).await.unwrap(), None);
         store.hold_run(&run, "an upload").await.unwrap();
@@ -74,7 +74,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_copys_key_is_its_owners_and_is_forgotten_in_time() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let (me, other) = (OwnerId("me".into()), OwnerId("other".into()));
         let row = CopyRow { request: "{}".into(), path: "tinker://s:train:0/weights/a".parse().unwrap() };
         store.insert_copy(&me, "k", &row).await.unwrap();

@@ -57,7 +57,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_sampler_keeps_a_directory_until_its_session_ends() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let (now, owner, dir) = (Utc::now(), OwnerId("o".into()), Path::new("/data/a.1"));
         let session = SessionRow {
             id: SessionId("s".into()),

@@ -173,7 +173,7 @@ mod tests {
     }
 
     async fn store() -> Store {
-        Store::open("sqlite::memory:").await.unwrap()
+        crate::store::testing::empty_store().await
     }
 
     #[tokio::test]

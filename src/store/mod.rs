@@ -13,6 +13,8 @@ pub mod samplers;
 pub mod sessions;
 pub mod storage;
 pub mod telemetry;
+#[cfg(test)]
+pub mod testing;
 pub mod usage;
 
 use std::collections::BTreeMap;

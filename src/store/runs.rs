@@ -114,6 +114,7 @@ mod tests {
     use crate::command::LoraConfig;
     use crate::error::Category;
     use crate::store::sessions::SessionRow;
+    use crate::store::testing::empty_store;
 
     fn at(micros: i64) -> DateTime<Utc> {
         DateTime::from_timestamp_micros(1_700_000_000_000_000 + micros).unwrap()
@@ -141,7 +142,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_row_reads_back_as_written() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let lora = row("s:train:0", "s", "o", 1);
         let full = RunRow { kind: RunKind::Full, corrupted: true, ..row("s:train:1", "s", "o", 2) };
         for run in [&lora, &full] {
@@ -159,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists_are_per_owner_newest_first_with_the_total() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         for i in 0..5 {
             store.insert_run(&row(&format!("s:train:{i}"), if i < 2 { "p" } else { "q" }, "o", i)).await.unwrap();
         }

@@ -124,6 +124,7 @@ fn read(row: &AnyRow) -> Result<SamplerRow> {
 mod tests {
     use super::*;
     use crate::error::Category;
+    use crate::store::testing::empty_store;
 
     fn row(n: u64, source: SamplerSource) -> SamplerRow {
         let session = SessionId("s".into());
@@ -139,7 +140,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_source_reads_back_as_written() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let rows = [
             row(0, SamplerSource::Base),
             row(
@@ -161,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn clients_are_counted_from_one() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let sampler = row(0, SamplerSource::Base);
         store.insert_sampler(&sampler).await.unwrap();
         for n in 1..4 {

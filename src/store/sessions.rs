@@ -191,6 +191,7 @@ fn read(row: &AnyRow) -> Result<SessionRow> {
 mod tests {
     use super::*;
     use crate::error::Category;
+    use crate::store::testing::empty_store;
 
     fn at(micros: i64) -> DateTime<Utc> {
         DateTime::from_timestamp_micros(1_700_000_000_000_000 + micros).unwrap()
@@ -213,7 +214,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_row_reads_back_as_written() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let mut session = row("s", "o", 1);
         store.insert_session(&session).await.unwrap();
         assert_eq!(store.session(&session.id).await.unwrap().unwrap(), session);
@@ -232,7 +233,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_reason_stays() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let session = row("s", "o", 1);
         store.insert_session(&session).await.unwrap();
         let first = Finish { at: at(5), reason: "success".into(), detail: None };
@@ -244,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists_are_per_owner_newest_first() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         for (id, owner, created) in [("s1", "o", 1), ("s3", "o", 3), ("s2", "o", 2), ("x", "other", 4)] {
             store.insert_session(&row(id, owner, created)).await.unwrap();
         }
@@ -259,7 +260,7 @@ mod tests {
 
     #[tokio::test]
     async fn sessions_follow_one_another_also_when_they_are_as_old() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         for (id, created) in [("a", 1), ("b", 2), ("c", 2), ("d", 2)] {
             store.insert_session(&row(id, "o", created)).await.unwrap();
         }
@@ -274,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn silent_sessions_are_the_open_ones_without_a_late_heartbeat() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         for (id, created) in [("s3", 3), ("s1", 1), ("s2", 2), ("live", 0), ("finished", 0)] {
             store.insert_session(&row(id, "o", created)).await.unwrap();
         }

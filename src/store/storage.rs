@@ -157,7 +157,7 @@ mod tests {
 
     #[tokio::test]
     async fn bytes_add_up_per_account_and_project_until_they_are_deleted() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         session_with_run(&store, "s", Some("p")).await;
         session_with_run(&store, "t", None).await;
         let mine = [

@@ -42,11 +42,12 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::testing::empty_store;
     use chrono::TimeDelta;
 
     #[tokio::test]
     async fn only_old_reports_are_purged() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let owner = OwnerId("o".into());
         for session in ["s", "sessionless-1"] {
             store.insert_telemetry(&owner, session, "{\"events\":[]}").await.unwrap();

@@ -213,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn counts_add_up_and_read_back() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = crate::store::testing::empty_store().await;
         let each = Counters {
             forward_tokens: 1,
             train_tokens: 2,

@@ -6,6 +6,7 @@ pub mod loss;
 pub mod metadata;
 pub mod runs;
 pub mod sampling;
+pub mod sdk_version;
 mod stop;
 pub mod tokens;
 pub mod training;

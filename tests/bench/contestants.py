@@ -21,11 +21,11 @@ KEY = "tml-benchmark"
 class Server:
     """`tinderbox serve` over one model, with a given number of compute threads; a context manager."""
 
-    def __init__(self, binary: Path, model_dir: Path, data_dir: Path, threads: int):
+    def __init__(self, binary: Path, model_dir: Path, data_dir: Path, threads: int, name: str | None = None):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        self.model, self.url = str(model_dir), f"http://127.0.0.1:{port}"
+        self.model, self.url = name or str(model_dir), f"http://127.0.0.1:{port}"
         shutil.rmtree(data_dir, ignore_errors=True)
         data_dir.mkdir(parents=True)
         self.log = data_dir / "server.log"

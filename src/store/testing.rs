@@ -1,0 +1,19 @@
+//! For tests: an empty database, in memory or on the Postgres of `tests/postgres run`.
+
+use sqlx::{Connection, Executor};
+
+use super::Store;
+use crate::config;
+
+/// On Postgres a new database in the cluster, which goes with the cluster.
+pub async fn empty_store() -> Store {
+    let Some(server) = config::store::postgres_for_testing() else {
+        return Store::open("sqlite::memory:").await.unwrap();
+    };
+    sqlx::any::install_default_drivers();
+    let name = format!("test_{}", uuid::Uuid::new_v4().simple());
+    let mut admin = sqlx::AnyConnection::connect(&format!("{server}/postgres")).await.unwrap();
+    admin.execute(format!("CREATE DATABASE {name}").as_str()).await.unwrap();
+    admin.close().await.unwrap();
+    Store::open(&format!("{server}/{name}")).await.unwrap()
+}
