@@ -1,6 +1,8 @@
 //! All tests that need more than one module: numerics against a reference, the wire, the tree's own rules.
 #![expect(clippy::unwrap_used, reason = "a test stops where something is missing")]
 
+/// Custom losses against PyTorch's values, and those that are refused.
+mod custom_loss;
 /// The engine through its handle: neighbours, order, failures.
 mod engine;
 /// Generations followed token by token, and across changes of weights.

@@ -22,6 +22,7 @@ use crate::upload::Uploads;
 
 use super::auth::Refusals;
 use super::exports::Exports;
+use super::custom_loss::ReadyLosses;
 use super::keys::Keys;
 use super::known::Known;
 use super::tokens::Tokens;
@@ -42,6 +43,7 @@ struct Shared {
     futures: Futures,
     links: Links,
     known: Known,
+    ready_losses: ReadyLosses,
     unlimited: Admission,
     /// Held while a copy is made, so that a repeat of its request finds it.
     copying: tokio::sync::Mutex<()>,
@@ -77,6 +79,7 @@ impl App {
             futures,
             links,
             known: Known::default(),
+            ready_losses: ReadyLosses::default(),
             unlimited: Admission::new(Room::UNLIMITED, Accounts::default()),
             copying: tokio::sync::Mutex::default(),
             uploads,
@@ -121,6 +124,10 @@ impl App {
 
     pub fn known(&self) -> &Known {
         &self.0.known
+    }
+
+    pub fn ready_losses(&self) -> &ReadyLosses {
+        &self.0.ready_losses
     }
 
     /// Admits small bodies, which are never refused for want of room.

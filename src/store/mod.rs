@@ -6,6 +6,7 @@ pub mod checkpoints;
 mod columns;
 pub mod held;
 mod in_use;
+pub mod custom_losses;
 pub mod keys;
 mod open;
 pub mod runs;
