@@ -48,7 +48,7 @@ pub async fn create_custom_loss(
     let (id, seq) = (LossId::random(), r.custom_loss_seq_id);
     let (loss, name) = (id.clone(), r.name.clone());
     let (program, body) = app.heavy(move || checked(&loss, &r)).await??;
-    if app.store().count_custom_losses(&session).await? >= MAX_PER_SESSION {
+    if app.store().count_custom_losses(&session, seq).await? >= MAX_PER_SESSION {
         return Err(Error::user(format!("session {session} has {MAX_PER_SESSION} custom losses, the limit")).into());
     }
     let row = CustomLossRow { id: id.clone(), owner: owner.clone(), session, seq, body, created_at: Utc::now() };
@@ -103,10 +103,12 @@ impl App {
 
 /// Programs of late use, each with its owner and session.
 #[derive(Default)]
-pub struct ReadyLosses(Mutex<HashMap<LossId, (OwnerId, SessionId, Arc<Program>)>>);
+pub struct ReadyLosses(Mutex<HashMap<LossId, Ready>>);
+
+type Ready = (OwnerId, SessionId, Arc<Program>);
 
 impl ReadyLosses {
-    fn get(&self, id: &LossId) -> Option<(OwnerId, SessionId, Arc<Program>)> {
+    fn get(&self, id: &LossId) -> Option<Ready> {
         self.0.lock().expect("no code panics while it holds this map").get(id).cloned()
     }
 
@@ -129,6 +131,9 @@ impl ReadyLosses {
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
+    use crate::checkpoint::links::Links;
+    use crate::config::Config;
+    use crate::engine::handle::Handle;
     use crate::error::Category;
     use crate::futures::retrieve::Poll;
     use crate::store::sessions::Finish;
@@ -175,12 +180,13 @@ mod tests {
         let loss = loss_of(&app, &first).await;
         assert_ne!(loss_of(&app, &other).await, loss);
         // Promises and programs are gone, rows are not.
-        app.ready_losses().forget(&session);
-        let (again, key) = (request(&session, 0, "sum"), Key::CustomLoss { session: session.clone(), seq: 7 });
-        let (_, body) = checked(&loss, &again).unwrap();
-        assert_eq!(app.store().custom_loss(&loss).await.unwrap().unwrap().body, body);
-        assert_eq!(app.custom_loss(&owner(), &session, &loss).await.unwrap().id, loss.0);
-        assert!(app.futures().find(&key, 0).unwrap().is_none());
+        let dir = tempfile::tempdir().unwrap();
+        let (links, engine) = (Links::open(dir.path()).unwrap(), Handle::new(std::sync::mpsc::channel().0, vec![]));
+        let restarted = App::new(Config::for_testing(dir.path()), engine, app.store().clone(), links);
+        assert_eq!(restarted.custom_loss(&owner(), &session, &loss).await.unwrap().id, loss.0);
+        let again = create(&restarted, "me", request(&session, 0, "sum")).await.unwrap();
+        assert_eq!(loss_of(&restarted, &again).await, loss);
+        assert_eq!(create(&restarted, "me", request(&session, 1, "sum")).await, Err(StatusCode::BAD_REQUEST));
     }
 
     #[tokio::test]
@@ -204,7 +210,7 @@ mod tests {
         let finish = Finish { at: Utc::now(), reason: "success".into(), detail: None };
         app.end_session(&row, finish).await.unwrap();
         assert!(app.custom_loss(&owner(), &session, &loss).await.is_err());
-        assert_eq!(app.store().count_custom_losses(&session).await.unwrap(), 0);
+        assert_eq!(app.store().count_custom_losses(&session, 9).await.unwrap(), 0);
         assert_eq!(create(&app, "me", request(&session, 1, "sum")).await, Err(StatusCode::BAD_REQUEST));
     }
 

@@ -45,9 +45,10 @@ impl Store {
         query.fetch_optional(&self.pool).await?.as_ref().map(read).transpose()
     }
 
-    pub async fn count_custom_losses(&self, session: &SessionId) -> Result<u64> {
-        let query = sqlx::query("SELECT COUNT(*) AS n FROM custom_losses WHERE session_id = $1").bind(&session.0);
-        query.fetch_one(&self.pool).await?.number("n")
+    /// A session's under other numbers than `seq`.
+    pub async fn count_custom_losses(&self, session: &SessionId, seq: u64) -> Result<u64> {
+        let query = sqlx::query("SELECT COUNT(*) AS n FROM custom_losses WHERE session_id = $1 AND seq <> $2");
+        query.bind(&session.0).bind(int(seq)).fetch_one(&self.pool).await?.number("n")
     }
 
     /// All of a session's.
@@ -89,7 +90,7 @@ mod tests {
         assert_eq!(store.put_custom_loss(&row("c", 1, "[]")).await.unwrap().id.0, "c");
         assert_eq!(store.custom_loss(&first.id).await.unwrap(), Some(first.clone()));
         let session = SessionId("s".into());
-        assert_eq!(store.count_custom_losses(&session).await.unwrap(), 2);
+        assert_eq!(store.count_custom_losses(&session, 0).await.unwrap(), 1);
         store.delete_custom_losses(&session).await.unwrap();
         assert_eq!(store.custom_loss(&first.id).await.unwrap(), None);
     }

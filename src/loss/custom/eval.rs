@@ -86,7 +86,7 @@ impl Eval {
             }
         }
         if dtype == Dtype::I64
-            && let Some(x) = data.iter().find(|x| !(x.abs() <= MAX_INT))
+            && let Some(x) = data.iter().find(|x| x.is_nan() || x.abs() > MAX_INT)
         {
             return refuse(format!("an integer became {x}: a division by zero, or beyond 2^53"));
         }

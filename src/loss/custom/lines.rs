@@ -79,7 +79,8 @@ fn scan(ev: &mut Eval, a: &Args, step: fn(f64, f64) -> (f64, f64, f64), start: f
         Some(dtype) => ev.cast(&x, dtype)?,
         None => x,
     };
-    let n = ev.take(&x.shape, 2)?;
+    // Three results a cell, and the steps may be exponentials.
+    let n = ev.take(&x.shape, 6)?;
     let lines = Lines::of(&x.shape, axis);
     let (mut data, mut carry, mut own) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
     for l in 0..lines.lines {

@@ -84,7 +84,7 @@ impl Lines {
     pub fn of(shape: &[usize], axis: usize) -> Self {
         let len = shape.get(axis).copied().unwrap_or(1);
         let stride = count(shape.get(axis + 1..).unwrap_or_default());
-        Self { len, stride, lines: if len == 0 { 0 } else { count(shape) / len } }
+        Self { len, stride, lines: count(shape).checked_div(len).unwrap_or(0) }
     }
 
     /// The position of element j of a line.
