@@ -21,6 +21,9 @@ use crate::model::layer::Context;
 use crate::model::weights::BaseWeights;
 use crate::scheduler;
 
+/// How long losses may be evaluated before others get a turn.
+const BREATH: Duration = Duration::from_millis(20);
+
 /// A `forward_backward` request that is being worked on.
 pub struct Request {
     pub data: Vec<Datum>,
@@ -205,7 +208,7 @@ fn losses(
     breathe: &mut dyn FnMut(),
 ) -> (Vec<f32>, Vec<PartLoss>) {
     let mut d_logprobs = vec![0.0; logprobs.len()];
-    let mut at = 0;
+    let (mut at, mut last) = (0, Instant::now());
     let mut results = Vec::with_capacity(parts.len());
     for p in parts {
         let request = &requests[&p.key];
@@ -213,9 +216,10 @@ fn losses(
         let mut failed = None;
         for (i, d) in p.datums.clone().zip(&request.data[p.datums.clone()]) {
             let lp = &logprobs[at..at + d.targets.len()];
-            // A user's own loss may take a while.
-            if matches!(request.loss, Loss::Custom(_)) {
+            // Users' own losses may take a while.
+            if last.elapsed() >= BREATH {
                 breathe();
+                last = Instant::now();
             }
             match datum_loss(&request.loss, d, lp) {
                 Ok(result) => {

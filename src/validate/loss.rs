@@ -129,6 +129,16 @@ mod tests {
     }
 
     #[test]
+    fn an_uploaded_loss_is_named_by_its_id() {
+        let text = |key: &str| [(key.to_string(), LossConfigValue::Text("loss-1".into()))].into();
+        assert_eq!(custom_id("custom", &text("loss_id")).unwrap(), Some(LossId("loss-1".into())));
+        assert_eq!(custom_id("ppo", &text("loss_id")).unwrap(), None);
+        for config in [config(&[]), config(&[("loss_id", 1.0)]), text("id"), text("beta")] {
+            assert!(custom_id("custom", &config).unwrap_err().message.contains("loss_id"), "{config:?}");
+        }
+    }
+
+    #[test]
     fn unknown_names_and_keys_are_named() {
         assert!(parse("no_such_loss", &config(&[])).unwrap_err().message.contains("no_such_loss"));
         assert!(parse("", &config(&[])).unwrap_err().message.contains("cross_entropy"));

@@ -262,6 +262,15 @@ x, q, adv: F.binary_cross_entropy_with_logits(x, torch.exp(q), adv, pos_weight=q
 x, q: F.poisson_nll_loss(x, -q)
 x, q: x.add(1).mul_(q).clamp_(-1, 1)
 x, s: x * s + math.log(x.shape[0]) * math.pow(2, s) - math.floor(2.7)
+X, w: X.scatter(1, (w > 0).long(), w) + torch.scatter(X, 0, (w[:2] > 0).long(), 2.5)
+X, w: w.scatter_add(0, (w > 0).long(), X)
+X, n: torch.index_add(X, 0, n[1:3], X[:2], alpha=0.5) + X.index_fill(1, n[1:2], -1.0)
+x, q: torch.einsum("i,i->", x, q) + torch.einsum("i,j->j", x, q)
+X, w: torch.einsum("ik,jk->ij", X, w) @ torch.einsum("ij->ji", X).t()
+x: torch.quantile(x, 0.3) + x.quantile(0.75, dim=0, keepdim=True)
+x: x.new_empty(6) * 0 + torch.empty(x.shape[0]) * 0 + x * torch.linspace(0, x.shape[0], 6)
+x, q: torch.heaviside(x.detach() + 0.5, q) + torch.isin(x, q) * x
+x, n: torch.isin(n, 1, invert=True) + torch.dist(x, n * 0.5, p=1) + torch.dist(x, n.float())
 x, q, adv: -torch.min(torch.exp(x - q) * adv, torch.clamp(torch.exp(x - q), 0.8, 1.2) * adv)
 """.strip().splitlines()
 

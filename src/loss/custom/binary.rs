@@ -50,6 +50,7 @@ pub const OPS: &[Op] = &[
         let value = a.copysign(b);
         (value, [if a == 0.0 { 0.0 } else { value / a }, 0.0])
     }),
+    pair("heaviside", |[a, b]| (if a == 0.0 { b } else { flag(a > 0.0) }, [0.0, 0.0])),
     check("eq", |a, b| a == b),
     check("ne", |a, b| a != b),
     check("lt", |a, b| a < b),
@@ -69,6 +70,7 @@ pub const OPS: &[Op] = &[
     call("bitwise_or", "input other", |ev, a| bits(ev, a, |x, y| x | y)),
     call("bitwise_xor", "input other", |ev, a| bits(ev, a, |x, y| x ^ y)),
     call("isclose", "input other rtol atol equal_nan", isclose),
+    call("isin", "elements test_elements assume_unique invert", isin),
     call("clamp", "input min max", clamp),
     call("clamp_min", "input min", |ev, a| limit(ev, a, true)),
     call("clamp_max", "input max", |ev, a| limit(ev, a, false)),
@@ -183,6 +185,18 @@ fn isclose(ev: &mut Eval, a: &Args) -> Result<Value> {
         x == y || (nan && x.is_nan() && y.is_nan()) || (y.is_finite() && (x - y).abs() <= atol + rtol * y.abs())
     };
     Ok(compare(ev, &x, &y, near)?.into())
+}
+
+fn isin(ev: &mut Eval, a: &Args) -> Result<Value> {
+    let ([x, set], _) = a.operands([0, 1])?;
+    let invert = a.flag(3, false)?;
+    let mut set = set.data.to_vec();
+    set.sort_by(f64::total_cmp);
+    ev.spend(set.len(), &x.shape)?;
+    // −0 equals 0, and NaN nothing.
+    let held = |v: f64| set.binary_search_by(|s| s.total_cmp(&v)).is_ok();
+    let found = |v: f64| !v.is_nan() && (held(v) || (v == 0.0 && held(-v)));
+    Ok(super::unary::test(ev, &x, |v| found(v) != invert)?.into())
 }
 
 fn clamp(ev: &mut Eval, a: &Args) -> Result<Value> {

@@ -30,6 +30,15 @@ pub const OPS: &[Op] = &[
         let own = a.get(1).number().map_or(Dtype::F32, |(d, _)| d);
         filled(ev, &a.required_ints(0)?, a.dtype(2)?.unwrap_or(own), a.float(1, 0.0)?)
     }),
+    call("empty", "*size dtype", |ev, a| filled(ev, &a.required_ints(0)?, a.dtype(1)?.unwrap_or(Dtype::F32), 0.0)),
+    call("new_empty", "input *size dtype", |ev, a| of_kind(ev, a, 2, 0.0)),
+    call("linspace", "start end steps dtype", |ev, a| {
+        let (start, end) = (a.float(0, 0.0)?, a.float(1, 0.0)?);
+        let Some(n) = a.int(2)?.and_then(|n| usize::try_from(n).ok()) else { return refuse("steps is missing") };
+        let n = ev.take(&[n], 0)?;
+        let at = |i: usize| if n == 1 { start } else { start + (end - start) * i as f64 / (n - 1) as f64 };
+        Ok(Tensor::constant(vec![n], a.dtype(3)?.unwrap_or(Dtype::F32), (0..n).map(at).collect()).into())
+    }),
     call("arange", "start end step dtype", arange),
     call("tensor", "data dtype", |ev, a| literal(ev, a, 0, a.dtype(1)?)),
     call("as_tensor", "data dtype", |ev, a| literal(ev, a, 0, a.dtype(1)?)),

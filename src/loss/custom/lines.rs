@@ -42,6 +42,7 @@ pub const OPS: &[Op] = &[
         let k = a.int(1)?.unwrap_or(0);
         nth(ev, &x, axis, k - 1, a.flag(3, false)?)
     }),
+    call("quantile", "input q dim keepdim", quantile),
     call("median", "input dim keepdim", median),
 ];
 
@@ -194,6 +195,28 @@ fn nth(ev: &mut Eval, x: &Tensor, axis: usize, n: i64, keepdim: bool) -> Result<
     let Some(n) = n else { return refuse(format!("there is no such place in a dimension of length {len}")) };
     let order = sorted(ev, x, axis, false)?;
     ranked(ev, x, axis, cut(x, axis, &order, n..n + 1), 1, keepdim)
+}
+
+/// Between the two nearest cells of each sorted line.
+fn quantile(ev: &mut Eval, a: &Args) -> Result<Value> {
+    let x = a.tensor(0)?;
+    let q = a.float(1, 0.5)?;
+    let (x, axis) = match a.axis(2, x.rank())? {
+        Some(axis) => (x, axis),
+        None => (ev.reshaped(&x, vec![x.len()])?, 0),
+    };
+    let last = Lines::of(&x.shape, axis).len as f64 - 1.0;
+    if !(0.0..=1.0).contains(&q) || x.data.iter().any(|v| v.is_nan()) {
+        return refuse(format!("q is {q}; it must lie between 0 and 1, and no value may be NaN"));
+    }
+    let (place, keepdim) = (q * last, a.flag(3, false)?);
+    let low = nth(ev, &x, axis, place.floor() as i64, keepdim)?;
+    let high = nth(ev, &x, axis, place.ceil() as i64, keepdim)?;
+    let (Value::Ranked { values: low, .. }, Value::Ranked { values: high, .. }) = (low, high) else {
+        return refuse("not a tensor");
+    };
+    let w = place.fract();
+    Ok(ev.pointwise([&low, &high], x.dtype, |[l, h]| (l + w * (h - l), [1.0 - w, w]))?.into())
 }
 
 fn median(ev: &mut Eval, a: &Args) -> Result<Value> {

@@ -4,7 +4,9 @@ use super::args::Args;
 use super::eval::Eval;
 use super::graph::NodeKind;
 use super::value::{Value, refuse};
-use super::{binary, create, distance, functional, join, layout, lines, products, python, reduce, select, unary};
+use super::{
+    binary, create, distance, einsum, functional, join, layout, lines, products, python, reduce, scatter, select, unary,
+};
 use crate::error::Result;
 
 /// Value and derivative of a function of one number.
@@ -36,7 +38,7 @@ pub struct Op {
     pub run: Run,
 }
 
-const FAMILIES: [&[Op]; 12] = [
+const FAMILIES: [&[Op]; 14] = [
     unary::OPS,
     binary::OPS,
     reduce::OPS,
@@ -46,6 +48,8 @@ const FAMILIES: [&[Op]; 12] = [
     join::OPS,
     create::OPS,
     products::OPS,
+    einsum::OPS,
+    scatter::OPS,
     functional::OPS,
     distance::OPS,
     python::OPS,

@@ -57,6 +57,11 @@ pub const OPS: &[Op] = &[
         Ok(Value::list(vec![root(ev, &v)?.into(), m.into()]))
     }),
     call("norm", "input p dim keepdim dtype", |ev, a| norm_of(ev, a, 4)),
+    call("dist", "input other p", |ev, a| {
+        let gap = add(ev, &a.tensor(0)?, &a.tensor(1)?, -1.0)?;
+        let all: Vec<usize> = (0..gap.rank()).collect();
+        Ok(norm(ev, &gap, a.float(2, 2.0)?, &all, false)?.into())
+    }),
     call("vector_norm", "input ord dim keepdim dtype", |ev, a| norm_of(ev, a, 4)),
 ];
 

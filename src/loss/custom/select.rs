@@ -76,7 +76,7 @@ fn place(i: i64, len: usize) -> Result<usize> {
     }
 }
 
-fn places(index: &Tensor, len: usize) -> Result<Vec<usize>> {
+pub fn places(index: &Tensor, len: usize) -> Result<Vec<usize>> {
     index.ints("index")?.into_iter().map(|i| place(i, len)).collect()
 }
 
@@ -104,6 +104,12 @@ pub fn without(ev: &mut Eval, part: Value, axis: usize) -> Result<Value> {
 }
 
 fn gather(ev: &mut Eval, x: &Tensor, axis: usize, index: &Tensor) -> Result<Value> {
+    let from = flat_index(ev, x, axis, index)?;
+    Ok(ev.pick(x, index.shape.clone(), from, 0.0)?.into())
+}
+
+/// The cell of `x` that each cell of an index along `axis` means.
+pub fn flat_index(ev: &mut Eval, x: &Tensor, axis: usize, index: &Tensor) -> Result<Vec<u32>> {
     let fits = index.rank() == x.rank() && (0..x.rank()).all(|d| d == axis || index.shape[d] <= x.shape[d]);
     if !fits {
         return refuse(format!("index of shape {:?} does not fit a tensor of shape {:?}", index.shape, x.shape));
@@ -116,7 +122,7 @@ fn gather(ev: &mut Eval, x: &Tensor, axis: usize, index: &Tensor) -> Result<Valu
     for (f, place) in from.iter_mut().zip(at) {
         *f += place as u32 * own[axis] as u32;
     }
-    Ok(ev.pick(x, index.shape.clone(), from, 0.0)?.into())
+    Ok(from)
 }
 
 fn take_along_dim(ev: &mut Eval, a: &Args) -> Result<Value> {
