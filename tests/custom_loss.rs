@@ -322,3 +322,69 @@ fn huge_graphs_and_tensors_are_refused_at_once() {
     refused(run(&doubled), &["cells", "torch.cat"]);
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
+
+/// A nonsensical argument: names, numbers at the edges, lists, slices.
+fn arbitrary(next: &mut impl FnMut(usize) -> usize, names: &[String], depth: usize) -> Arg {
+    const INTS: [i64; 11] = [-3, -2, -1, 0, 1, 2, 3, 4, 1 << 40, i64::MAX, i64::MIN];
+    let list = |next: &mut _, names: &[String]| {
+        let count = usize::min(3, depth * 4);
+        (0..count).map(|_| arbitrary(next, names, depth - 1)).collect::<Vec<_>>()
+    };
+    match next(if depth > 0 { 18 } else { 14 }) {
+        0..=7 => Arg::Ref(names[next(names.len())].clone()),
+        8..=10 => Arg::Int(INTS[next(INTS.len())]),
+        11 => Arg::Float([0.5, -1.0, f64::INFINITY, f64::NAN, 1e300][next(5)]),
+        12 => [Arg::None, Arg::Bool(true), Arg::Bool(false), Arg::Ellipsis, Arg::Setting][next(5)].clone(),
+        13 => Arg::Text(["shape", "mean", "ij->ji", "values", "cpu"][next(5)].into()),
+        14 | 15 => Arg::List(list(next, names)),
+        16 => Arg::Tuple(list(next, names)),
+        _ => Arg::Slice(Box::new(std::array::from_fn(|_| arbitrary(next, names, 0)))),
+    }
+}
+
+#[test]
+fn nonsense_is_an_error_and_never_a_panic() {
+    let (ops, mut state) = (operations(), 88_172_645_463_325_252_u64);
+    let mut next = |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as usize % n
+    };
+    let node = |kind, name: &str, target: &str, args| Node {
+        kind,
+        name: name.into(),
+        target: target.into(),
+        args,
+        kwargs: vec![],
+    };
+    let of = |name: &str| Arg::Ref(name.into());
+    let mut evaluated = 0;
+    for round in 0..40_000 {
+        let mut nodes = vec![node(NodeKind::Placeholder, "x", "logprobs", vec![])];
+        let mut names: Vec<String> = vec!["x".into(); 3];
+        for k in 0..1 + next(4) {
+            let (op, name) = (ops[next(ops.len())], format!("n{k}"));
+            let mut args: Vec<Arg> = (0..1 + next(4)).map(|_| arbitrary(&mut next, &names, 2)).collect();
+            args[0] = of(&names[next(names.len())]);
+            let (kind, target) = match op {
+                "getitem" => (NodeKind::Function, "operator.getitem"),
+                "getattr" => (NodeKind::Function, "builtins.getattr"),
+                "Tensor.where" => (NodeKind::Method, "where"),
+                op if op.starts_with("math.") => (NodeKind::Function, op),
+                op => (NodeKind::Method, op),
+            };
+            nodes.push(node(kind, &name, target, args));
+            names.extend([name.clone(), name]);
+        }
+        nodes.push(node(NodeKind::Method, "wide", "float", vec![of(&names[names.len() - 1])]));
+        nodes.push(node(NodeKind::Method, "loss", "sum", vec![of("wide")]));
+        nodes.push(node(NodeKind::Output, "output", "output", vec![Arg::Tuple(vec![of("loss"), Arg::Dict(vec![])])]));
+        let k = 1 + round % 2;
+        let inputs = vec![Input { name: "logprobs".into(), rank: k }];
+        let program = compile("id", &Graph { name: "f".into(), inputs, nodes });
+        let datum = datum(4, k, vec![]);
+        evaluated += usize::from(program.is_ok_and(|p| p.evaluate(&datum, &[-0.5, -1.0, -1.0, -2.0]).is_ok()));
+    }
+    assert!(evaluated > 500, "only {evaluated} graphs made sense: the check is void");
+}

@@ -238,12 +238,6 @@ class Cases:
         assert moved > 0.1, moved
         return f"the head moved logprobs by up to {moved:.2f}"
 
-    def tensors_in_the_configuration(self) -> str:
-        trainer = self.trainer()
-        status, detail = self.post("forward_backward", self.json_request(trainer, [supervised(1, 3)], "ppo", {"advantages": [0.1, 0.2]}))
-        assert status == 400 and "advantages" in detail and "loss_fn_inputs" in detail, (status, detail)
-        return detail[:90]
-
     def base_weights_stay(self) -> str:
         files = sorted(self.args.model_dir.glob("*.safetensors"))
         digest = lambda: [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
@@ -310,7 +304,6 @@ def main() -> int:
         ("A16 A22 forward alone, real values at once", cases.forward_is_only_that),
         ("A17 many targets per position", cases.many_targets),
         ("A23 an adapter on the head counts everywhere", cases.trained_head),
-        ("A24 tensors in the configuration", cases.tensors_in_the_configuration),
         ("A26 base weights stay as they are", cases.base_weights_stay),
         ("A29 images are refused by name", cases.images),
     ]:

@@ -88,36 +88,36 @@ fn literal(ev: &mut Eval, a: &Args, i: usize, dtype: Option<Dtype>) -> Result<Va
     if let Value::Tensor(t) = a.get(i) {
         return Ok(ev.cast(&t.detached(), dtype.unwrap_or(t.dtype))?.into());
     }
-    let (mut shape, mut data, mut kind) = (Vec::new(), Vec::new(), Dtype::Bool);
-    read(a.get(i), 0, &mut shape, &mut data, &mut kind)?;
-    let n = ev.take(&shape, 0)?;
-    if n != data.len() {
-        return refuse("the lists differ in length");
+    let mut shape = Vec::new();
+    let mut first = a.get(i);
+    while let Value::List(list) = first {
+        shape.push(list.len());
+        let Some(inner) = list.first() else { break };
+        first = inner;
     }
+    let mut data = Vec::with_capacity(ev.take(&shape, 0)?);
+    let mut kind = Dtype::Bool;
+    read(a.get(i), &shape, &mut data, &mut kind)?;
     let dtype = dtype.unwrap_or(kind);
     Ok(Tensor::constant(shape, dtype, data.into_iter().map(|x| dtype.cast(x)).collect()).into())
 }
 
-fn read(v: &Value, depth: usize, shape: &mut Vec<usize>, data: &mut Vec<f64>, kind: &mut Dtype) -> Result<()> {
+/// Appends the numbers of `v`, whose lists must have these lengths.
+fn read(v: &Value, shape: &[usize], data: &mut Vec<f64>, kind: &mut Dtype) -> Result<()> {
     let number = match v {
         Value::Tensor(t) if t.rank() == 0 => Some((t.dtype, t.data[0])),
         _ => v.number(),
     };
-    match (v, number) {
-        (_, Some((dtype, x))) if depth == shape.len() || data.is_empty() => {
+    match (v, number, shape) {
+        (_, Some((dtype, x)), []) => {
             *kind = (*kind).max(dtype);
             data.push(x);
             Ok(())
         }
-        (Value::List(list), _) => {
-            if shape.len() == depth && data.is_empty() {
-                shape.push(list.len());
-            }
-            if shape.get(depth) != Some(&list.len()) {
-                return refuse("the lists differ in length");
-            }
-            list.iter().try_for_each(|v| read(v, depth + 1, shape, data, kind))
+        (Value::List(list), _, [len, inner @ ..]) if list.len() == *len => {
+            list.iter().try_for_each(|v| read(v, inner, data, kind))
         }
+        (Value::List(_), ..) | (_, Some(_), _) => refuse("the lists differ in length"),
         _ => refuse(format!("data must be numbers or lists of numbers, not {}", v.kind())),
     }
 }

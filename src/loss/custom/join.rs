@@ -120,7 +120,9 @@ fn even(ev: &mut Eval, x: &Tensor, d: usize, size: usize) -> Result<Value> {
 fn split(ev: &mut Eval, a: &Args) -> Result<Value> {
     let (x, d) = on_axis(a, 2)?;
     let sizes = a.required_ints(1)?;
-    if let (Value::Int(n), false) = (a.get(1), sizes[0] < 1) {
+    if let Value::Int(n) = a.get(1)
+        && *n > 0
+    {
         return even(ev, &x, d, *n as usize);
     }
     let total = sizes.iter().fold(0i64, |n, s| n.saturating_add(*s));

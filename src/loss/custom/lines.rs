@@ -40,7 +40,7 @@ pub const OPS: &[Op] = &[
     call("kthvalue", "input k dim keepdim", |ev, a| {
         let (x, axis) = line_at(a, 2, Some(-1))?;
         let k = a.int(1)?.unwrap_or(0);
-        nth(ev, &x, axis, k - 1, a.flag(3, false)?)
+        nth(ev, &x, axis, k.saturating_sub(1), a.flag(3, false)?)
     }),
     call("quantile", "input q dim keepdim", quantile),
     call("median", "input dim keepdim", median),

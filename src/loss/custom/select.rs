@@ -306,7 +306,7 @@ fn diagonal(ev: &mut Eval, a: &Args) -> Result<Value> {
 fn of_diagonal(ev: &mut Eval, x: &Tensor, k: i64) -> Result<Value> {
     let (rows, cols) = (x.shape[0] as i64, x.shape[1] as i64);
     let from: Vec<u32> =
-        (0..rows).filter(|r| (0..cols).contains(&(r + k))).map(|r| (r * cols + r + k) as u32).collect();
+        (0..rows).filter(|r| (0..cols).contains(&r.saturating_add(k))).map(|r| (r * cols + r + k) as u32).collect();
     Ok(ev.pick(x, vec![from.len()], from, 0.0)?.into())
 }
 
@@ -354,7 +354,7 @@ fn pad(ev: &mut Eval, a: &Args) -> Result<Value> {
     let (to, own) = (strides(&shape), strides(&x.shape));
     let source = |cell: usize| {
         (0..x.rank()).try_fold(0i64, |at, d| {
-            let i = (cell / to[d] as usize % shape[d]) as i64 - side(d, 0);
+            let i = ((cell / to[d] as usize % shape[d]) as i64).saturating_sub(side(d, 0));
             (0..x.shape[d] as i64).contains(&i).then(|| at + i * own[d] as i64)
         })
     };

@@ -183,6 +183,13 @@ pub fn promote<'a>(operands: impl IntoIterator<Item = (&'a Tensor, bool)>) -> Dt
     found.fold(first, |best, d| if d.category() > best.category() { d } else { best })
 }
 
+/// What an error may take: the list of all operations fits.
+const MAX_MESSAGE: usize = 6000;
+
 pub fn refuse<T>(message: impl Into<String>) -> Result<T> {
+    let mut message: String = message.into();
+    if message.len() > MAX_MESSAGE {
+        message = message.chars().take(MAX_MESSAGE).collect();
+    }
     Err(Error::user(message))
 }
