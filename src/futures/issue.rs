@@ -103,8 +103,8 @@ impl Futures {
             }
         });
         match key {
-            // Admitted by its handler, which can tell the client to come again.
-            Key::Sample { .. } => submit(),
+            // Admitted by its handler, which can tell the client to come again. A loss is no work: see `kept`.
+            Key::Sample { .. } | Key::CustomLoss { .. } => submit(),
             Key::Unload { model } => {
                 self.ends(&model);
                 submit();
