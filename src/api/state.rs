@@ -21,8 +21,8 @@ use crate::store::Store;
 use crate::upload::Uploads;
 
 use super::auth::Refusals;
-use super::exports::Exports;
 use super::custom_loss::ReadyLosses;
+use super::exports::Exports;
 use super::keys::Keys;
 use super::known::Known;
 use super::tokens::Tokens;
