@@ -1,8 +1,10 @@
 //! What the engine is asked to do and what it answers: checked, plain values without wire or tensor types.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
+use crate::loss::custom::Program;
 
 /// One training example, already checked: every vector has the length of `tokens`.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,10 +28,26 @@ pub struct LossInputs {
     pub logprobs: Option<Vec<f32>>,
     pub advantages: Option<Vec<f32>>,
     pub sequence_ratio_mask: Option<Vec<f32>>,
+    /// What a custom loss reads beside its logprobs, in the order it takes them.
+    pub named: Vec<NamedInput>,
+}
+
+/// A tensor that a custom loss reads, of any shape of its rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedInput {
+    pub shape: Vec<usize>,
+    pub numbers: Numbers,
+}
+
+/// Row-major values of one of the two dtypes that the wire has.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Numbers {
+    F32(Vec<f32>),
+    I64(Vec<i64>),
 }
 
 /// A loss and its configuration, defaults filled in (protocol §14.2).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Loss {
     CrossEntropy,
     ImportanceSampling,
@@ -52,6 +70,8 @@ pub enum Loss {
     StableReinforce {
         kl_coeff: f64,
     },
+    /// Uploaded by its user (protocol ch. 15).
+    Custom(Arc<Program>),
 }
 
 /// AdamW's settings for one step (protocol §14.4).

@@ -25,6 +25,10 @@ pub struct SamplerId(pub String);
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub String);
 
+/// A custom loss; opaque and unguessable.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LossId(pub String);
+
 macro_rules! display {
     ($($t:ty),*) => {$(
         impl fmt::Display for $t {
@@ -32,7 +36,7 @@ macro_rules! display {
         }
     )*};
 }
-display!(OwnerId, SessionId, ModelId, SamplerId, RequestId);
+display!(OwnerId, SessionId, ModelId, SamplerId, RequestId, LossId);
 
 impl SessionId {
     pub fn random() -> Self {
@@ -45,6 +49,12 @@ impl SessionId {
 
     pub fn sampler(&self, seq: u64) -> SamplerId {
         SamplerId(format!("{}:sample:{seq}", self.0))
+    }
+}
+
+impl LossId {
+    pub fn random() -> Self {
+        Self(format!("loss-{}", uuid::Uuid::new_v4()))
     }
 }
 

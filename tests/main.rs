@@ -3,6 +3,8 @@
 
 /// Chat templates and their token ids against Transformers'.
 mod chat;
+/// Custom losses against PyTorch's values, and those that are refused.
+mod custom_loss;
 /// The engine through its handle: neighbours, order, failures.
 mod engine;
 /// Generations followed token by token, and across changes of weights.

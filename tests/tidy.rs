@@ -10,7 +10,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("ids", &[]),
     ("config", &[]),
-    ("command", &[]),
+    ("command", &["loss::custom"]),
     (
         "api",
         &[
@@ -26,9 +26,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "upload",
             "chat",
             "tokenizer",
+            "loss::custom",
         ],
     ),
-    ("validate", &["command", "engine::handle"]),
+    ("validate", &["command", "engine::handle", "loss::custom"]),
     ("futures", &["command", "accounts", "store", "engine::handle", "engine::load", "engine::meter"]),
     ("accounts", &["command", "store"]),
     ("scheduler", &["command"]),

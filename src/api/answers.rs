@@ -56,6 +56,7 @@ fn small(answer: &Answer) -> Value {
         },
         Answer::Snapshot { sampler } => json!({ "type": "save_weights_for_sampler", "sampling_session_id": sampler.0 }),
         Answer::Unloaded { model } => json!({ "type": "unload_model", "model_id": model.0 }),
+        Answer::LossKept { loss } => json!({ "type": "create_custom_loss", "loss_id": loss.0 }),
         Answer::ForwardBackward { .. } | Answer::Sampled { .. } => unreachable!("these have types of their own"),
     }
 }

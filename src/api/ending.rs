@@ -33,6 +33,8 @@ impl App {
         for dir in self.store().unlisted_dirs_of(&session.id).await? {
             self.futures().discard(dir);
         }
+        self.ready_losses().forget(&session.id);
+        self.store().delete_custom_losses(&session.id).await?;
         Ok(())
     }
 

@@ -13,6 +13,7 @@ mod checkpoints;
 mod content;
 mod copy;
 mod create;
+mod custom_loss;
 mod downloads;
 mod ending;
 mod error;
@@ -83,6 +84,7 @@ pub fn router(app: App) -> Router {
         .route("/sessions/{session_id}/trace_export", get(exports::trace_export))
         .route("/create_model", post(create::create_model))
         .route("/get_info", post(create::get_info))
+        .route("/create_custom_loss", post(custom_loss::create_custom_loss))
         .route("/forward_backward", post(training::forward_backward))
         .route("/forward", post(training::forward))
         .route("/optim_step", post(training::optim_step))

@@ -26,7 +26,7 @@ pub async fn client_config(State(app): State<App>, _: JsonBody<ClientConfigReque
         proto_compress_fwdbwd: Some(false),
         sample_use_retrieve_futures: Some(app.limits().bulk_polling),
         sample_join_sampling_session: Some(true),
-        custom_loss_server_side: Some(false),
+        custom_loss_server_side: Some(true),
         ..ClientConfigResponse::default()
     })
 }

@@ -21,6 +21,7 @@ use crate::store::Store;
 use crate::upload::Uploads;
 
 use super::auth::Refusals;
+use super::custom_loss::ReadyLosses;
 use super::exports::Exports;
 use super::inference::chats::Chats;
 use super::keys::Keys;
@@ -44,6 +45,7 @@ struct Shared {
     links: Links,
     known: Known,
     chats: Chats,
+    ready_losses: ReadyLosses,
     unlimited: Admission,
     /// Held while a copy is made, so that a repeat of its request finds it.
     copying: tokio::sync::Mutex<()>,
@@ -79,6 +81,7 @@ impl App {
             futures,
             links,
             known: Known::default(),
+            ready_losses: ReadyLosses::default(),
             unlimited: Admission::new(Room::UNLIMITED, Accounts::default()),
             copying: tokio::sync::Mutex::default(),
             uploads,
@@ -128,6 +131,10 @@ impl App {
 
     pub fn chats(&self) -> &Chats {
         &self.0.chats
+    }
+
+    pub fn ready_losses(&self) -> &ReadyLosses {
+        &self.0.ready_losses
     }
 
     /// Admits small bodies, which are never refused for want of room.

@@ -100,6 +100,7 @@ fn subject(key: &Key) -> (String, u64) {
         Key::Run { model, seq } => (model.0.clone(), *seq),
         Key::Unload { model } => (model.0.clone(), 0),
         Key::Sample { sampler, seq } => (sampler.0.clone(), *seq),
+        Key::CustomLoss { session, seq } => (session.0.clone(), *seq),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The steps of a run: forward_backward, optim_step, unload (protocol §7.5, §7.6).
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
@@ -17,6 +19,7 @@ use crate::futures::complete::Completion;
 use crate::futures::issue::{Key, Request};
 use crate::futures::meaning;
 use crate::ids::{ModelId, OwnerId, RequestId};
+use crate::loss::custom::Program;
 use crate::validate;
 
 use super::auth::Owner;
@@ -24,7 +27,7 @@ use super::body::{JsonBody, NumberedBody, numbered, parse_numbered, spend};
 use super::error::ApiResult;
 use super::numbers;
 use super::state::App;
-use super::submit::{Promise, promise};
+use super::submit::{Numbered, Promise, promise};
 use super::trace;
 
 /// Messages of one protobuf body. Each is a struct in memory, even an empty one of two bytes.
@@ -115,24 +118,50 @@ async fn submit_data(app: &App, owner: OwnerId, source: Source, permit: Permit) 
     };
     let n = app.numbered(owner, &model_id, seq_id, permit).await?;
     let (model, max_datums) = (n.run.model.clone(), app.limits().max_datums);
-    let checked = app.heavy(move || check(source, &model, max_datums)).await?;
+    let read = app.heavy(move || read(source)).await?;
+    let read = n.checked(app, read)?;
+    let custom = n.checked(app, custom(app, &n, &read.0).await)?;
+    let checked = app.heavy(move || check(read, custom, &model, max_datums)).await?;
     let (data, loss, forward_only) = n.checked(app, checked)?;
     let meaning = meaning::of_data(&data, &loss, forward_only);
     n.issue(app, meaning, RunCommand::ForwardBackward { data, loss, forward_only }, Completion::ForwardBackward)
 }
 
-fn check(source: Source, model: &ModelInfo, max_datums: usize) -> Result<(Vec<Datum>, Loss, bool)> {
-    let (request, spanned) = match source {
-        Source::Json(r) => (r, Vec::new()),
+/// A request, and which of its datums carry provenance spans.
+type Read = (ForwardBackwardRequest, Vec<bool>);
+
+fn read(source: Source) -> Result<Read> {
+    match source {
+        Source::Json(r) => Ok((r, Vec::new())),
         Source::Proto(m) => {
             let spanned = m.data.iter().map(|d| !d.model_input_spans.is_empty() && !d.loss_fn_input_spans.is_empty());
             let spanned: Vec<bool> = spanned.collect();
-            (ForwardBackwardRequest::try_from(&m).map_err(|e| Error::user(e.to_string()))?, spanned)
+            Ok((ForwardBackwardRequest::try_from(&m).map_err(|e| Error::user(e.to_string()))?, spanned))
         }
-    };
+    }
+}
+
+/// The uploaded loss of a request that names one: a loss of the run's session and of no other.
+async fn custom(app: &App, n: &Numbered, request: &ForwardBackwardRequest) -> Result<Option<Arc<Program>>> {
+    let input = &request.forward_backward_input;
+    match validate::loss::custom_id(&input.loss_fn, &input.loss_fn_config)? {
+        Some(id) => app.custom_loss(&n.owner, &n.run.row.session, &id).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+fn check(
+    (request, spanned): Read,
+    custom: Option<Arc<Program>>,
+    model: &ModelInfo,
+    max_datums: usize,
+) -> Result<(Vec<Datum>, Loss, bool)> {
     let input = request.forward_backward_input;
-    let loss = validate::loss::parse(&input.loss_fn, &input.loss_fn_config)?;
-    let rules = validate::training::Rules { loss, model, max_datums };
+    let loss = match custom {
+        Some(program) => Loss::Custom(program),
+        None => validate::loss::parse(&input.loss_fn, &input.loss_fn_config)?,
+    };
+    let rules = validate::training::Rules { loss: &loss, model, max_datums };
     let data = validate::training::data(input.data, &spanned, rules)?;
     Ok((data, loss, request.forward_only))
 }

@@ -21,6 +21,9 @@ use crate::model::layer::Context;
 use crate::model::weights::BaseWeights;
 use crate::scheduler;
 
+/// How long losses may be evaluated before others get a turn.
+const BREATH: Duration = Duration::from_millis(20);
+
 /// A `forward_backward` request that is being worked on.
 pub struct Request {
     pub data: Vec<Datum>,
@@ -164,14 +167,14 @@ impl Work {
         };
         if self.forward_only {
             let logprobs = context.logprobs_only(&targets, breathe);
-            evaluate(parts, requests, &logprobs);
+            evaluate(parts, requests, &logprobs, breathe);
             return;
         }
         // A request's sums go on from where its earlier passes left them, datum by datum. The old values stay with the
         // request until the pass is through, in case it has to be repeated.
         let mut grads: Vec<Grads> = parts.iter().map(|p| requests[&p.key].grads.clone()).collect();
         let forward = context.forward_all(&targets, self.budget, breathe);
-        let (d_logprobs, results) = losses(parts, requests, &forward.logprobs);
+        let (d_logprobs, results) = losses(parts, requests, &forward.logprobs, breathe);
         context.backward_all(&targets, forward, &d_logprobs, &mut grads, full, breathe);
         for ((part, grads), result) in parts.iter().zip(grads).zip(results) {
             let request = requests.get_mut(&part.key).expect("its datums were just used");
@@ -198,9 +201,14 @@ fn targets(parts: &[Part], requests: &Requests) -> PassTargets {
 type PartLoss = Result<Vec<(DatumOutput, DatumLoss)>>;
 
 /// Each part's losses, and the derivative of all logprobs: zero where a loss failed.
-fn losses(parts: &[Part], requests: &Requests, logprobs: &[f32]) -> (Vec<f32>, Vec<PartLoss>) {
+fn losses(
+    parts: &[Part],
+    requests: &Requests,
+    logprobs: &[f32],
+    breathe: &mut dyn FnMut(),
+) -> (Vec<f32>, Vec<PartLoss>) {
     let mut d_logprobs = vec![0.0; logprobs.len()];
-    let mut at = 0;
+    let (mut at, mut last) = (0, Instant::now());
     let mut results = Vec::with_capacity(parts.len());
     for p in parts {
         let request = &requests[&p.key];
@@ -208,6 +216,11 @@ fn losses(parts: &[Part], requests: &Requests, logprobs: &[f32]) -> (Vec<f32>, V
         let mut failed = None;
         for (i, d) in p.datums.clone().zip(&request.data[p.datums.clone()]) {
             let lp = &logprobs[at..at + d.targets.len()];
+            // Users' own losses may take a while.
+            if last.elapsed() >= BREATH {
+                breathe();
+                last = Instant::now();
+            }
             match datum_loss(&request.loss, d, lp) {
                 Ok(result) => {
                     d_logprobs[at..at + lp.len()].copy_from_slice(&result.1.d_logprobs);
@@ -234,8 +247,8 @@ fn datum_loss(loss: &Loss, d: &Datum, logprobs: &[f32]) -> Result<(DatumOutput, 
     Ok((output, result))
 }
 
-fn evaluate(parts: &[Part], requests: &mut Requests, logprobs: &[f32]) {
-    let (_, results) = losses(parts, requests, logprobs);
+fn evaluate(parts: &[Part], requests: &mut Requests, logprobs: &[f32], breathe: &mut dyn FnMut()) {
+    let (_, results) = losses(parts, requests, logprobs, breathe);
     for (part, result) in parts.iter().zip(results) {
         record(requests.get_mut(&part.key).expect("its datums were just used"), result);
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use crate::accounts::Accounts;
-use crate::command::{Command, Datum, RunCommand, SampleRequest, Stop};
+use crate::command::{Command, Datum, Numbers, RunCommand, SampleRequest, Stop};
 use crate::ids::OwnerId;
 
 /// Room for requests that are not finished.
@@ -138,7 +138,15 @@ pub fn size_bytes(command: &Command) -> usize {
 fn datum_bytes(d: &Datum) -> usize {
     let inputs = [&d.inputs.weights, &d.inputs.logprobs, &d.inputs.advantages, &d.inputs.sequence_ratio_mask];
     let floats: usize = inputs.into_iter().flatten().map(Vec::len).sum();
-    size_of::<Datum>() + 4 * (d.tokens.len() + d.targets.len() + floats)
+    let named: usize = d.inputs.named.iter().map(|input| 64 + numbers_bytes(&input.numbers)).sum();
+    size_of::<Datum>() + 4 * (d.tokens.len() + d.targets.len() + floats) + named
+}
+
+fn numbers_bytes(numbers: &Numbers) -> usize {
+    match numbers {
+        Numbers::F32(v) => 4 * v.len(),
+        Numbers::I64(v) => 8 * v.len(),
+    }
 }
 
 fn sample_bytes(r: &SampleRequest) -> usize {

@@ -12,6 +12,7 @@ use super::Futures;
 use super::admission::Permit;
 use super::complete::{Completion, Guard};
 use super::pace::Held;
+use super::state::Answer;
 use super::table::{Claim, Table};
 
 /// What makes two requests the same request.
@@ -34,6 +35,10 @@ pub enum Key {
         sampler: SamplerId,
         seq: u64,
     },
+    CustomLoss {
+        session: SessionId,
+        seq: u64,
+    },
 }
 
 impl fmt::Display for Key {
@@ -43,6 +48,7 @@ impl fmt::Display for Key {
             Self::Run { model, seq } => write!(f, "seq_id {seq} of run {model}"),
             Self::Unload { model } => write!(f, "unloading of run {model}"),
             Self::Sample { sampler, seq } => write!(f, "seq_id {seq} of sampler {sampler}"),
+            Self::CustomLoss { session, seq } => write!(f, "custom_loss_seq_id {seq} of session {session}"),
         }
     }
 }
@@ -97,8 +103,8 @@ impl Futures {
             }
         });
         match key {
-            // Admitted by its handler, which can tell the client to come again.
-            Key::Sample { .. } => submit(),
+            // Admitted by its handler, which can tell the client to come again. A loss is no work: see `kept`.
+            Key::Sample { .. } | Key::CustomLoss { .. } => submit(),
             Key::Unload { model } => {
                 self.ends(&model);
                 submit();
@@ -113,6 +119,18 @@ impl Futures {
             }
         }
         Ok(Issued { id, new: true })
+    }
+
+    /// The promise of work that is done already and needs no engine. A repeat's keeps the answer it has.
+    pub fn kept(&self, owner: OwnerId, key: Key, meaning: u64, answer: Answer) -> Result<RequestId> {
+        let mut table = self.lock();
+        if let Some(id) = find(&table, &key, meaning)? {
+            return Ok(id);
+        }
+        let id = RequestId::random();
+        table.insert(id.clone(), owner, key, meaning);
+        table.settle(&id, Ok(answer), self.retention.bytes);
+        Ok(id)
     }
 
     /// A request under this number was refused at the door, so nobody may wait for it (protocol §11.2 rule 4).

@@ -94,7 +94,7 @@ fn kind(completion: &Completion) -> &'static str {
 
 fn session_of(key: &Key) -> SessionId {
     let id = match key {
-        Key::Creation { session, .. } => return session.clone(),
+        Key::Creation { session, .. } | Key::CustomLoss { session, .. } => return session.clone(),
         Key::Run { model, .. } | Key::Unload { model } => &model.0,
         Key::Sample { sampler, .. } => &sampler.0,
     };

@@ -5,7 +5,7 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::command::{Datum, Loss};
+use crate::command::{Datum, Loss, Numbers};
 
 /// Of a request whose wire form lists its fields in a fixed order. `kind` keeps different endpoints apart.
 pub fn of_request(kind: &str, request: &impl Serialize) -> u64 {
@@ -27,6 +27,13 @@ pub fn of_data(data: &[Datum], loss: &Loss, forward_only: bool) -> u64 {
             column.is_some().hash(&mut h);
             for x in column.iter().flatten() {
                 h.write_u32(x.to_bits());
+            }
+        }
+        for input in &inputs.named {
+            input.shape.hash(&mut h);
+            match &input.numbers {
+                Numbers::F32(v) => v.iter().for_each(|x| h.write_u32(x.to_bits())),
+                Numbers::I64(v) => v.hash(&mut h),
             }
         }
     }

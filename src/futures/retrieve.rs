@@ -83,7 +83,7 @@ fn wait_of(load: &Load, promise: &Promise) -> Option<Wait> {
         // A run that is yet to be created is asked for by its first number.
         (Key::Creation { session, model_seq }, _) => load.of_run(&promise.owner, &session.model(*model_seq), 0),
         (Key::Sample { .. }, Some(ticket)) => load.of_sample(&promise.owner, ticket),
-        (Key::Sample { .. } | Key::Unload { .. }, _) => None,
+        (Key::Sample { .. } | Key::Unload { .. } | Key::CustomLoss { .. }, _) => None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::command::{DatumOutput, SampleOutput, TargetLayout, TopK};
 use crate::error::Error;
-use crate::ids::{CheckpointPath, ModelId, SamplerId};
+use crate::ids::{CheckpointPath, LossId, ModelId, SamplerId};
 
 /// What a request came to, in our own terms; `api` gives it its wire form.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +33,9 @@ pub enum Answer {
     },
     Unloaded {
         model: ModelId,
+    },
+    LossKept {
+        loss: LossId,
     },
     Sampled {
         output: SampleOutput,

@@ -24,7 +24,7 @@ pub fn evaluate(datum: &Datum, logprobs: &[f32]) -> Result<DatumLoss> {
         value += term;
         *d_logprob = -weight;
     }
-    Ok(DatumLoss { value, d_logprobs, metrics: None })
+    Ok(DatumLoss { value, d_logprobs, metrics: None, custom: Vec::new() })
 }
 
 #[cfg(test)]

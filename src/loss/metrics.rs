@@ -1,5 +1,7 @@
 //! The metrics of a forward-backward request: `loss:sum` always, policy metrics when the loss has a sampler.
 
+use std::sync::Arc;
+
 use super::DatumLoss;
 use super::policy::{Term, Token};
 
@@ -20,6 +22,7 @@ pub struct PolicyMetrics {
 /// combines them weighted by the number of datums in each chunk (protocol §11.5).
 pub fn combine(datums: &[DatumLoss]) -> Vec<(String, f64)> {
     let mut out = vec![("loss:sum".to_owned(), datums.iter().map(|d| d.value).sum())];
+    out.extend(custom(datums));
     let policy: Vec<&PolicyMetrics> = datums.iter().filter_map(|d| d.metrics.as_ref()).collect();
     if policy.is_empty() {
         return out;
@@ -32,6 +35,16 @@ pub fn combine(datums: &[DatumLoss]) -> Vec<(String, f64)> {
         out.push(("clip_fraction:mean".to_owned(), mean(&|m| m.clip_fraction.unwrap_or(0.0))));
     }
     out
+}
+
+/// What custom losses report, in their order: sums and, of a name that ends in `:mean`, means over datums.
+fn custom(datums: &[DatumLoss]) -> Vec<(String, f64)> {
+    let Some(first) = datums.first() else { return Vec::new() };
+    let combined = |(i, (name, _)): (usize, &(Arc<str>, f64))| {
+        let sum: f64 = datums.iter().filter_map(|d| d.custom.get(i)).map(|(_, x)| x).sum();
+        (name.to_string(), if name.ends_with(":mean") { sum / datums.len() as f64 } else { sum })
+    };
+    first.custom.iter().enumerate().map(combined).collect()
 }
 
 /// Sums over the tokens of one datum, on the way to its `PolicyMetrics`.

@@ -2,6 +2,7 @@
 
 mod cispo;
 mod cross_entropy;
+pub mod custom;
 mod dro;
 mod gspo;
 mod importance_sampling;
@@ -11,6 +12,8 @@ mod ppo;
 mod stable_reinforce;
 
 pub use metrics::{PolicyMetrics, combine};
+
+use std::sync::Arc;
 
 use crate::command::{Datum, Loss};
 use crate::error::Result;
@@ -24,6 +27,8 @@ pub struct DatumLoss {
     pub d_logprobs: Vec<f32>,
     /// How far the policy has moved from the sampler; `None` for a loss that has no sampler.
     pub metrics: Option<PolicyMetrics>,
+    /// What a custom loss reports: `custom/NAME:sum` or `custom/NAME:mean`.
+    pub custom: Vec<(Arc<str>, f64)>,
 }
 
 /// Evaluates `loss` on one datum, whose targets have `logprobs`, (T, K) row-major, at temperature 1.
@@ -36,14 +41,15 @@ pub struct DatumLoss {
 /// derivative is not finite; the text then names the position and the numbers that met there.
 pub fn evaluate(loss: &Loss, datum: &Datum, logprobs: &[f32]) -> Result<DatumLoss> {
     assert_eq!(logprobs.len(), datum.targets.len(), "one logprob per target");
-    match *loss {
+    match loss {
         Loss::CrossEntropy => cross_entropy::evaluate(datum, logprobs),
         Loss::ImportanceSampling => importance_sampling::evaluate(datum, logprobs),
-        Loss::Ppo { clip_low, clip_high } => ppo::evaluate(datum, logprobs, clip_low, clip_high),
-        Loss::Cispo { clip_low, clip_high } => cispo::evaluate(datum, logprobs, clip_low, clip_high),
-        Loss::Dro { beta } => dro::evaluate(datum, logprobs, beta),
-        Loss::Gspo { clip_low, clip_high } => gspo::evaluate(datum, logprobs, clip_low, clip_high),
-        Loss::StableReinforce { kl_coeff } => stable_reinforce::evaluate(datum, logprobs, kl_coeff),
+        Loss::Ppo { clip_low, clip_high } => ppo::evaluate(datum, logprobs, *clip_low, *clip_high),
+        Loss::Cispo { clip_low, clip_high } => cispo::evaluate(datum, logprobs, *clip_low, *clip_high),
+        Loss::Dro { beta } => dro::evaluate(datum, logprobs, *beta),
+        Loss::Gspo { clip_low, clip_high } => gspo::evaluate(datum, logprobs, *clip_low, *clip_high),
+        Loss::StableReinforce { kl_coeff } => stable_reinforce::evaluate(datum, logprobs, *kl_coeff),
+        Loss::Custom(program) => program.evaluate(datum, logprobs),
     }
 }
 

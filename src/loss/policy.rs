@@ -97,7 +97,7 @@ impl<'a> Policy<'a> {
                 tally.add(&token, &term);
             }
         }
-        Ok(DatumLoss { value, d_logprobs, metrics: Some(tally.finish()) })
+        Ok(DatumLoss { value, d_logprobs, metrics: Some(tally.finish()), custom: Vec::new() })
     }
 
     /// Mean of lp − q over the positions whose `mask`, (T,), is not 0; `None` when there are none.

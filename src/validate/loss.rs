@@ -4,26 +4,36 @@ use tinderbox_client::types::training::{LossConfigValue, LossFnConfig};
 
 use crate::command::Loss;
 use crate::error::{Error, Result};
+use crate::ids::LossId;
 
 /// Every name a client may send, for the error that lists them.
-const NAMES: &str = "cross_entropy, importance_sampling, ppo, cispo, dro, gspo, stable_reinforce";
+const NAMES: &str = "cross_entropy, importance_sampling, ppo, cispo, dro, gspo, stable_reinforce, custom";
 
 /// Tensors that people put into the configuration by mistake.
 const INPUTS: [&str; 6] = ["target_tokens", "weights", "logprobs", "advantages", "sequence_ratio_mask", "mask"];
 
-/// The loss of this name. Errors name the key, its value and what the loss takes.
+/// The id of the uploaded loss that `loss_fn` "custom" means; `None` for the losses that are built in.
+pub fn custom_id(name: &str, config: &LossFnConfig) -> Result<Option<LossId>> {
+    if name != "custom" {
+        return Ok(None);
+    }
+    if let Some(key) = config.keys().find(|k| *k != "loss_id") {
+        return Err(unknown_key(name, key, &["loss_id"]));
+    }
+    match config.get("loss_id") {
+        Some(LossConfigValue::Text(id)) => Ok(Some(LossId(id.clone()))),
+        Some(_) => Err(Error::user("loss_fn_config of custom: loss_id must be the text that create_custom_loss gave")),
+        None => Err(Error::user("loss_fn_config of custom: loss_id is missing; create_custom_loss gives it")),
+    }
+}
+
+/// The built-in loss of this name. Errors name the key, its value and what the loss takes.
 pub fn parse(name: &str, config: &LossFnConfig) -> Result<Loss> {
     let keys: &[&str] = match name {
         "cross_entropy" | "importance_sampling" => &[],
         "ppo" | "cispo" | "gspo" => &["clip_low_threshold", "clip_high_threshold"],
         "dro" => &["beta"],
         "stable_reinforce" => &["kl_coeff"],
-        "custom" => {
-            return Err(Error::user(
-                "loss_fn \"custom\": this server runs no uploaded losses; forward_backward_custom with a Python \
-                 function works (it runs on the client)",
-            ));
-        }
         _ => return Err(Error::user(format!("loss_fn {name:?} is unknown; there are {NAMES}"))),
     };
     if let Some(key) = config.keys().find(|k| !keys.contains(&k.as_str())) {
@@ -60,6 +70,7 @@ pub fn name(loss: &Loss) -> &'static str {
         Loss::Dro { .. } => "dro",
         Loss::Gspo { .. } => "gspo",
         Loss::StableReinforce { .. } => "stable_reinforce",
+        Loss::Custom(_) => "custom",
     }
 }
 
@@ -115,6 +126,16 @@ mod tests {
         assert!(parse("ppo", &list("advantages")).unwrap_err().message.contains("loss_fn_inputs"));
         let text = [("beta".to_string(), LossConfigValue::Text("big".into()))].into();
         assert!(parse("dro", &text).unwrap_err().message.contains("\"big\""));
+    }
+
+    #[test]
+    fn an_uploaded_loss_is_named_by_its_id() {
+        let text = |key: &str| [(key.to_string(), LossConfigValue::Text("loss-1".into()))].into();
+        assert_eq!(custom_id("custom", &text("loss_id")).unwrap(), Some(LossId("loss-1".into())));
+        assert_eq!(custom_id("ppo", &text("loss_id")).unwrap(), None);
+        for config in [config(&[]), config(&[("loss_id", 1.0)]), text("id"), text("beta")] {
+            assert!(custom_id("custom", &config).unwrap_err().message.contains("loss_id"), "{config:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From wire types to commands: everything a user can get wrong is found here and named.
 
 pub mod billing;
+pub mod custom_loss;
 mod expansion;
 pub mod loss;
 pub mod metadata;

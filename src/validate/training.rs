@@ -8,7 +8,7 @@ use crate::engine::handle::ModelInfo;
 use crate::error::{Error, Result};
 
 use super::expansion::Padding;
-use super::{loss, tokens};
+use super::{custom_loss, loss, tokens};
 
 /// Cells of all (T, K) tensors of one request once they are dense: 256 MB of targets and weights.
 const MAX_CELLS: usize = 1 << 25;
@@ -18,7 +18,7 @@ const MAX_PADDING: usize = 1 << 22;
 /// What a request's datums are checked against.
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
-    pub loss: Loss,
+    pub loss: &'a Loss,
     pub model: &'a ModelInfo,
     pub max_datums: usize,
 }
@@ -64,24 +64,31 @@ fn datum(wire: WireDatum, rules: Rules, room: &mut Room) -> Result<Datum> {
             model.max_context_length
         )));
     }
-    refuse_overrides(&wire.loss_fn_inputs, &loss)?;
-    let inputs = Inputs { tensors: &wire.loss_fn_inputs, loss: &loss, length: tokens.len() };
+    refuse_overrides(&wire.loss_fn_inputs, loss)?;
+    let inputs = Inputs { tensors: &wire.loss_fn_inputs, loss, length: tokens.len() };
     let target = inputs.required("target_tokens")?;
     inputs.check_rows("target_tokens", target)?;
     room.padding.admit("target_tokens", target, model)?;
     let dense = inputs.dense("target_tokens", target, room.cells)?;
     let (k, two_dimensional) = inputs.columns("target_tokens", &dense)?;
-    if k != 1 && !matches!(loss, Loss::CrossEntropy) {
+    if k != 1 && !matches!(loss, Loss::CrossEntropy | Loss::Custom(_)) {
         return Err(Error::user(format!(
-            "target_tokens has shape {:?}: {} takes one target per position, only cross_entropy takes more",
+            "target_tokens has shape {:?}: {} takes one target per position, only cross_entropy and custom take more",
             dense.shape,
-            loss::name(&loss)
+            loss::name(loss)
         )));
     }
     room.cells -= dense.values.len();
     let ids = dense.values.into_i64().map_err(|e| Error::user(format!("target_tokens: {e}")))?;
     let targets = tokens::ids(&ids, "target_tokens", 0, model)?;
-    let inputs = inputs.floats(k)?;
+    let inputs = match loss {
+        Loss::Custom(program) => {
+            custom_loss::check_rank(program, two_dimensional)?;
+            let named = custom_loss::inputs(program, &wire.loss_fn_inputs, &mut room.cells)?;
+            LossInputs { named, ..LossInputs::default() }
+        }
+        _ => inputs.floats(k)?,
+    };
     Ok(Datum { tokens, targets, k, two_dimensional, inputs })
 }
 
@@ -204,7 +211,7 @@ mod tests {
 
     fn check(loss: Loss, d: WireDatum) -> Result<Datum> {
         let model = tokens::tiny_model();
-        data(vec![d], &[true], Rules { loss, model: &model, max_datums: 2 }).map(|mut v| v.remove(0))
+        data(vec![d], &[true], Rules { loss: &loss, model: &model, max_datums: 2 }).map(|mut v| v.remove(0))
     }
 
     fn refused(loss: Loss, tokens: &[i64], tensors: &[(&str, TensorData)], mentions: &[&str]) {
@@ -250,23 +257,23 @@ mod tests {
 
     #[test]
     fn lengths_and_ids() {
-        let ce = Loss::CrossEntropy;
+        const CE: Loss = Loss::CrossEntropy;
         let good = ("target_tokens", ints(&[1, 2, 3]));
-        refused(ce, &[1, 2, 3], &[("target_tokens", ints(&[1, 2]))], &["target_tokens", "length 2", "3 tokens"]);
-        refused(ce, &[1, 2, 3], &[good.clone(), ("weights", floats(&[1.0]))], &["weights", "length 1"]);
-        refused(ce, &[1, 2, 3], &[("target_tokens", ints(&[1, 2, 10]))], &["target_tokens", "10", "position 2"]);
-        refused(ce, &[1, 2, 3], &[("target_tokens", ints(&[1, 2, -7]))], &["-7"]);
-        refused(ce, &[1, 10, 3], std::slice::from_ref(&good), &["model_input", "token id 10 at position 1"]);
-        refused(ce, &[], &[("target_tokens", ints(&[]))], &["model_input", "empty"]);
-        refused(ce, &[1; 9], &[("target_tokens", ints(&[1; 9]))], &["9 tokens", "context length", "8"]);
-        refused(ce, &[1, 2, 3], &[("weights", floats(&[1.0; 3]))], &["target_tokens", "weights"]);
+        refused(CE, &[1, 2, 3], &[("target_tokens", ints(&[1, 2]))], &["target_tokens", "length 2", "3 tokens"]);
+        refused(CE, &[1, 2, 3], &[good.clone(), ("weights", floats(&[1.0]))], &["weights", "length 1"]);
+        refused(CE, &[1, 2, 3], &[("target_tokens", ints(&[1, 2, 10]))], &["target_tokens", "10", "position 2"]);
+        refused(CE, &[1, 2, 3], &[("target_tokens", ints(&[1, 2, -7]))], &["-7"]);
+        refused(CE, &[1, 10, 3], std::slice::from_ref(&good), &["model_input", "token id 10 at position 1"]);
+        refused(CE, &[], &[("target_tokens", ints(&[]))], &["model_input", "empty"]);
+        refused(CE, &[1; 9], &[("target_tokens", ints(&[1; 9]))], &["9 tokens", "context length", "8"]);
+        refused(CE, &[1, 2, 3], &[("weights", floats(&[1.0; 3]))], &["target_tokens", "weights"]);
         refused(
-            ce,
+            CE,
             &[1, 2, 3],
             &[good.clone(), ("weights", floats(&[1.0, f32::NAN, 1.0]))],
             &["weights is NaN at position 1"],
         );
-        refused(ce, &[1, 2, 3], &[good, ("weights", floats(&[1.0, 1.0, f32::INFINITY]))], &["inf at position 2"]);
+        refused(CE, &[1, 2, 3], &[good, ("weights", floats(&[1.0, 1.0, f32::INFINITY]))], &["inf at position 2"]);
     }
 
     #[test]
@@ -304,7 +311,8 @@ mod tests {
     #[test]
     fn batches() {
         let model = tokens::tiny_model();
-        let rules = Rules { loss: Loss::StableReinforce { kl_coeff: 0.0 }, model: &model, max_datums: 2 };
+        let loss = Loss::StableReinforce { kl_coeff: 0.0 };
+        let rules = Rules { loss: &loss, model: &model, max_datums: 2 };
         let d = datum_of(
             &[1],
             &[("target_tokens", ints(&[1])), ("logprobs", floats(&[0.0])), ("advantages", floats(&[1.0]))],

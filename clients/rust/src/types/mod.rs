@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod billing;
 pub mod checkpoints;
+pub mod custom_loss;
 pub mod datum;
 pub mod futures;
 pub mod lenient;
