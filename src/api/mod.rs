@@ -26,6 +26,7 @@ mod known;
 mod load;
 mod numbers;
 mod openai;
+pub mod openapi;
 mod origin;
 mod query;
 mod quota;
@@ -58,7 +59,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use state::App;
 
-/// All routes. Everything but `open` wants an API key.
+/// All routes. Everything but `open` wants an API key. Each is described in `openapi/` (a test sees to it).
 pub fn router(app: App) -> Router {
     let checkpoint = Router::new()
         .route("/", delete(checkpoints::delete))
@@ -125,6 +126,7 @@ pub fn router(app: App) -> Router {
     Router::new()
         .nest("/api/v1", keyed.merge(open))
         .merge(inference::routes(&app))
+        .merge(openapi::routes())
         .fallback(error::unknown_route)
         .method_not_allowed_fallback(error::wrong_method)
         .layer(CatchPanicLayer::custom(error::panicked))
