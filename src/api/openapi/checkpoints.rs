@@ -16,7 +16,7 @@ pub fn operations() -> Vec<Operation> {
 }
 
 fn lists() -> Vec<Operation> {
-    let of_run = |path, id| {
+    let of_run = |path: &str, id: &str| {
         get(path, id)
             .segment("run_id", "The run's id.", RUN)
             .gives::<CheckpointsListResponse>("All of them.", json!({ "checkpoints": [row()] }))

@@ -13,6 +13,8 @@ mod sessions;
 mod training;
 mod weights;
 
+use std::collections::BTreeMap;
+
 use axum::Router;
 use serde_json::Value;
 use tinderbox_client::types::service::ErrorBody;
@@ -69,15 +71,20 @@ pub fn document() -> Value {
     let mut paths = Paths::new();
     let mut components = ComponentsBuilder::new().schema_from::<ErrorBody>();
     let (mut constants, mut taken) = (Vec::new(), Vec::new());
+    let mut all: BTreeMap<String, _> = BTreeMap::new();
     for (tag, _, operations) in SECTIONS {
         for mut operation in operations() {
             operation.described.tags = Some(vec![(*tag).to_owned()]);
             paths.add_path_operation(operation.path, vec![operation.method], operation.described);
-            components = components.schemas_from_iter(operation.schemas);
+            for (name, schema) in operation.schemas {
+                let same = all.insert(name.clone(), schema.clone()).is_none_or(|other| other == schema);
+                assert!(same, "two types are called {name}: give one of them #[schema(as = …)]");
+            }
             constants.extend(operation.constants);
             taken.extend(operation.takes);
         }
     }
+    components = components.schemas_from_iter(all);
     for (name, text) in REFUSALS {
         components = components.response(*name, refusal(text));
     }
@@ -122,7 +129,9 @@ mod tests {
         let quoted = shown.split('"').skip(1).step_by(2).filter(|text| text.starts_with('/'));
         // The fallback, and the document itself.
         let others = |path: &str| path == "/" || path.contains("fallback") || path.starts_with("/docs");
-        quoted.filter(|path| !others(path) && *path != "/openapi.json").map(str::to_owned).collect()
+        let routes = quoted.filter(|path| !others(path) && *path != "/openapi.json");
+        // A wildcard is an ordinary segment to the document.
+        routes.map(|path| path.replace("{*", "{")).collect()
     }
 
     #[tokio::test]

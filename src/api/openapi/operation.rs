@@ -26,11 +26,11 @@ const OF_BODIES: [(u16, &str); 3] = [(400, "BadRequest"), (413, "TooLarge"), (41
 /// An operation with the schemas it mentions.
 pub struct Operation {
     pub method: HttpMethod,
-    pub path: &'static str,
+    pub path: String,
     pub described: path::Operation,
     /// Of all types in it, by name.
     pub schemas: Vec<(String, RefOr<Schema>)>,
-    /// Fields that serde writes for a whole struct.
+    /// Fields that serde writes for a whole struct. In requests nobody looks at them.
     pub constants: Vec<Constant>,
     /// What its request body's schema is called.
     pub takes: Option<String>,
@@ -41,33 +41,31 @@ pub struct Constant {
     pub schema: String,
     pub field: String,
     pub value: Value,
-    /// In a request nobody looks at it; an answer always has it.
-    pub in_answer: bool,
 }
 
-pub fn get(path: &'static str, id: &str) -> Operation {
+pub fn get(path: impl Into<String>, id: &str) -> Operation {
     Operation::new(HttpMethod::Get, path, id)
 }
 
-pub fn post(path: &'static str, id: &str) -> Operation {
+pub fn post(path: impl Into<String>, id: &str) -> Operation {
     Operation::new(HttpMethod::Post, path, id)
 }
 
-pub fn put(path: &'static str, id: &str) -> Operation {
+pub fn put(path: impl Into<String>, id: &str) -> Operation {
     Operation::new(HttpMethod::Put, path, id)
 }
 
-pub fn delete(path: &'static str, id: &str) -> Operation {
+pub fn delete(path: impl Into<String>, id: &str) -> Operation {
     Operation::new(HttpMethod::Delete, path, id)
 }
 
 impl Operation {
     /// Needs a key, and may fail as anything may. The `id` is what generated clients call it.
-    fn new(method: HttpMethod, path: &'static str, id: &str) -> Self {
+    fn new(method: HttpMethod, path: impl Into<String>, id: &str) -> Self {
         let mut described = path::Operation::new();
         described.operation_id = Some(id.to_owned());
         described.security = Some(vec![SecurityRequirement::new(API_KEY, [""; 0])]);
-        Self { method, path, described, schemas: vec![], constants: vec![], takes: None }
+        Self { method, path: path.into(), described, schemas: vec![], constants: vec![], takes: None }
             .refuses_as(401, "Unauthorized")
             .refuses_as(500, "ServerError")
     }
@@ -117,13 +115,15 @@ impl Operation {
     }
 
     /// A JSON body.
-    pub fn takes<T: ToSchema + Serialize + DeserializeOwned>(mut self, example: Value) -> Self {
-        let body = Typed::of::<T>(example);
-        let content = ContentBuilder::new().schema(Some(body.reference())).example(Some(body.example.clone()));
-        let request = RequestBodyBuilder::new().content(JSON, content.build()).required(Some(Required::True));
+    pub fn takes<T: ToSchema + DeserializeOwned>(mut self, example: Value) -> Self {
+        let name = T::name().into_owned();
+        read::<T>(&name, &example);
+        let schema = Ref::from_schema_name(&name);
+        let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
+        let request = RequestBodyBuilder::new().content(JSON, content).required(Some(Required::True));
         self.described.request_body = Some(request.build());
-        self.takes = Some(body.name.clone());
-        self.learn(body, false);
+        self.schemas.extend(schemas::<T>(&name));
+        self.takes = Some(name);
         OF_BODIES.into_iter().fold(self, |operation, (status, name)| operation.refuses_as(status, name))
     }
 
@@ -159,7 +159,7 @@ impl Operation {
     ) -> Self {
         let body = Typed::of::<T>(example);
         let content = ContentBuilder::new().schema(Some(body.reference())).example(Some(body.example.clone())).build();
-        self.learn(body, true);
+        self.learn(body);
         self.respond(status, ResponseBuilder::new().description(description).content(JSON, content).build())
     }
 
@@ -170,7 +170,7 @@ impl Operation {
         for (name, body) in bodies {
             any = any.item(body.reference());
             examples.push((name, ExampleBuilder::new().value(Some(body.example.clone())).build()));
-            self.learn(body, true);
+            self.learn(body);
         }
         let content = ContentBuilder::new().schema(Some(any)).examples_from_iter(examples).build();
         let response = ResponseBuilder::new().description(description).content(JSON, content);
@@ -205,13 +205,14 @@ impl Operation {
         self
     }
 
-    fn respond(mut self, status: u16, response: Response) -> Self {
+    /// This answer under this status.
+    pub fn respond(mut self, status: u16, response: Response) -> Self {
         self.described.responses.responses.insert(status.to_string(), RefOr::T(response));
         self
     }
 
-    fn learn(&mut self, body: Typed, in_answer: bool) {
-        let constant = |(field, value)| Constant { schema: body.name.clone(), field, value, in_answer };
+    fn learn(&mut self, body: Typed) {
+        let constant = |(field, value)| Constant { schema: body.name.clone(), field, value };
         self.constants.extend(body.constants.into_iter().map(constant));
         self.schemas.extend(body.schemas);
     }
@@ -229,7 +230,7 @@ fn bytes(description: Option<&str>) -> Content {
     ContentBuilder::new().schema(Some(binary.description(description))).build()
 }
 
-/// A JSON body: its type's schema and an example.
+/// The JSON body of an answer: its type's schema and an example.
 pub struct Typed {
     name: String,
     schemas: Vec<(String, RefOr<Schema>)>,
@@ -240,19 +241,28 @@ pub struct Typed {
 impl Typed {
     pub fn of<T: ToSchema + Serialize + DeserializeOwned>(example: Value) -> Self {
         let name = T::name().into_owned();
-        let mut schemas = vec![(name.clone(), T::schema())];
-        T::schemas(&mut schemas);
-        let read = serde_json::from_value::<T>(example.clone()).and_then(serde_json::to_value);
-        let written = read.unwrap_or_else(|e| panic!("the example of {name} is none: {e}"));
-        let schema = serde_json::to_value(T::schema()).expect("schemas are JSON");
+        let written = serde_json::to_value(read::<T>(&name, &example)).expect("a wire type is JSON");
+        let schema = serde_json::to_value(T::schema()).expect("a schema is JSON");
         let declared = |field: &str| schema["properties"].get(field).is_some();
         let is_struct = schema["type"] == "object";
         let fields = written.as_object().filter(|_| is_struct).into_iter().flatten();
         let constants = fields.filter(|(field, _)| !declared(field)).map(|(f, v)| (f.clone(), v.clone())).collect();
-        Self { name, schemas, constants, example }
+        Self { schemas: schemas::<T>(&name), name, constants, example }
     }
 
     fn reference(&self) -> Ref {
         Ref::from_schema_name(&self.name)
     }
+}
+
+/// The example as a value of its type. One that is none is a mistake in this folder, which every test shows.
+fn read<T: DeserializeOwned>(name: &str, example: &Value) -> T {
+    serde_json::from_value(example.clone()).unwrap_or_else(|e| panic!("the example of {name} is none: {e}"))
+}
+
+/// A type's schema and those it refers to.
+fn schemas<T: ToSchema>(name: &str) -> Vec<(String, RefOr<Schema>)> {
+    let mut all = vec![(name.to_owned(), T::schema())];
+    T::schemas(&mut all);
+    all
 }

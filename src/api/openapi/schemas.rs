@@ -92,19 +92,12 @@ fn allow_null(schema: &mut Value) {
 }
 
 fn add(schema: &mut Value, constant: &Constant) {
-    let property = if constant.in_answer {
-        json!({ "type": "string", "enum": [constant.value] })
-    } else {
-        json!({ "description": "May be left out: nothing depends on it.", "examples": [constant.value] })
-    };
-    schema["properties"][&constant.field] = property;
-    if constant.in_answer {
-        let required = schema.as_object_mut().map(|s| s.entry("required").or_insert_with(|| json!([])));
-        if let Some(Value::Array(names)) = required
-            && !names.contains(&json!(constant.field))
-        {
-            names.push(json!(constant.field));
-        }
+    schema["properties"][&constant.field] = json!({ "type": "string", "enum": [constant.value] });
+    let required = schema.as_object_mut().map(|s| s.entry("required").or_insert_with(|| json!([])));
+    if let Some(Value::Array(names)) = required
+        && !names.contains(&json!(constant.field))
+    {
+        names.push(json!(constant.field));
     }
 }
 
@@ -120,7 +113,7 @@ mod tests {
             "Inner": object(json!({ "type": "integer" })),
             "Given": object(json!({ "type": "integer" })),
         } } });
-        let kind = Constant { schema: "Given".into(), field: "type".into(), value: json!("given"), in_answer: true };
+        let kind = Constant { schema: "Given".into(), field: "type".into(), value: json!("given") };
         finish(&mut document, &[kind], &["Asked".to_owned()]);
         let schemas = &document["components"]["schemas"];
         assert_eq!(
