@@ -129,6 +129,7 @@ pub fn router(app: App) -> Router {
         .merge(openapi::routes())
         .fallback(error::unknown_route)
         .method_not_allowed_fallback(error::wrong_method)
+        .layer(from_fn(error::in_one_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(from_fn(inference::refusals::in_their_shape))
         .layer(from_fn(trace::trace))
