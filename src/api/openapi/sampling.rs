@@ -2,8 +2,8 @@
 
 use serde_json::json;
 use tinderbox_client::types::sampling::{
-    CreateSamplingSessionRequest, CreateSamplingSessionResponse, GetSamplerResponse, JoinSamplingSessionRequest,
-    JoinSamplingSessionResponse, SampleRequest,
+    CreateSamplingSessionRequest, CreateSamplingSessionResponse, GetSamplerResponse, GetSequenceResponse,
+    JoinSamplingSessionRequest, JoinSamplingSessionResponse, SampleRequest,
 };
 
 use super::examples::{MODEL, REQUEST, SAMPLER, SESSION};
@@ -43,6 +43,20 @@ pub fn operations() -> Vec<Operation> {
             .says("One sampler", "`RestClient.get_sampler()`.")
             .segment("sampler_id", "The sampler's id.", SAMPLER)
             .gives::<GetSamplerResponse>("What it samples from.", json!({ "sampler_id": SAMPLER, "base_model": MODEL })),
+        get("/api/v1/sequences/{sequence_id}", "get_sequence")
+            .says(
+                "One sampled sequence",
+                "An addition to the protocol: a finished sequence by one of `sample_sequence_ids`, with the version of \
+                 the weights behind each token, as long as its request's result is kept.",
+            )
+            .segment("sequence_id", "One of the ids that `asample` gave out.", "0a4c1f5e-6f2b-4d7a-9c3e-1b2d3f4a5c6d:sample:0:0:0")
+            .gives::<GetSequenceResponse>(
+                "Its tokens and where they came from.",
+                json!({
+                    "sequence_id": format!("{SAMPLER}:0:0"), "sampler_id": SAMPLER, "base_model": MODEL,
+                    "stop_reason": "length", "tokens": [14, 15], "logprobs": [-1.5, -0.5], "weight_versions": [0, 0],
+                }),
+            ),
         post("/api/v1/asample", "asample")
             .says(
                 "Draw samples",
