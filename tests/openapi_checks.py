@@ -11,6 +11,7 @@ import argparse
 import copy
 import json
 import re
+import urllib.parse
 
 import jsonschema
 
@@ -26,7 +27,9 @@ create_sampling_session join_sampling_session get_sampler asample retrieve_futur
 list_training_runs get_training_run list_user_checkpoints list_checkpoints list_model_checkpoints
 publish_checkpoint unpublish_checkpoint set_checkpoint_ttl external_weights_urls download checkpoint_archive
 delete_checkpoint
-list_sessions get_session set_session_project unload_model finish_session
+list_sessions get_session set_session_project
+billing_usage_events billing_checkpoints usage status
+unload_model finish_session
 """.split()
 EXPECTED = {"checkpoint_archive": 302}
 
@@ -73,6 +76,8 @@ class Document:
         for parameter in operation.get("parameters", []):
             if parameter["in"] == "path":
                 path = path.replace("{%s}" % parameter["name"], self.substituted(parameter["example"]))
+        asked = {p["name"]: p["example"] for p in operation.get("parameters", []) if p["in"] == "query" and "example" in p}
+        path += "?" + urllib.parse.urlencode(asked) if asked else ""
         keyed = operation.get("security") != [{}]
         status, headers, data = self.server.request(method, path, body, keyed)
         if str(status) not in operation["responses"]:

@@ -11,6 +11,7 @@ mod schemas;
 mod service;
 mod sessions;
 mod training;
+mod usage;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -44,6 +45,7 @@ const SECTIONS: &[Section] = &[
     ("weights", "Save a run's weights, load them, ask what a checkpoint is made of.", weights::operations),
     ("sampling", "Samplers and the samples drawn from them.", sampling::operations),
     ("futures", "The results of requests that were answered with a promise.", futures::operations),
+    ("usage", "What a key took, what it stores, how it goes.", usage::operations),
     ("checkpoints", "Saved weights: list, share, expire, delete, download.", checkpoints::operations),
 ];
 
@@ -54,6 +56,7 @@ const REFUSALS: &[(&str, &str)] = &[
         "Something in the request is wrong; the text names field, value and limit. Repeating it cannot help.",
     ),
     ("Unauthorized", "The header `X-API-Key` is missing, or its key is unknown."),
+    ("Quota", "A quota of this key does not allow it; the text names limit and use, and what to free first."),
     ("NotFound", "What the request names does not exist, or belongs to another key."),
     ("TooLarge", "The body is larger than the server takes."),
     ("UnknownEncoding", "The `Content-Encoding` is neither absent nor `zstd`."),

@@ -194,6 +194,11 @@ impl Operation {
         self.respond(status, ResponseBuilder::new().description(description).build())
     }
 
+    /// A quota may not allow it until something is freed.
+    pub fn within_quota(self) -> Self {
+        self.refuses_as(403, "Quota")
+    }
+
     /// A refusal of its own kind.
     pub fn refuses(self, status: u16, description: &str) -> Self {
         self.respond(status, refusal(description))

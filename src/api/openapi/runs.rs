@@ -24,6 +24,7 @@ pub fn operations() -> Vec<Operation> {
                 "lora_config": { "rank": 16, "seed": 7, "train_unembed": true, "train_mlp": true, "train_attn": true },
             }))
             .promises("A promise of `{\"type\": \"create_model\", \"model_id\": …}`.", promise())
+            .within_quota()
             .may_miss(),
         post("/api/v1/get_info", "get_info")
             .says(

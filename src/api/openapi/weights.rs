@@ -29,6 +29,7 @@ fn saves() -> Vec<Operation> {
                 "user_metadata": { "note": "before the weekend" },
             }))
             .promises("A promise of `{\"type\": \"save_weights\", \"path\": \"tinker://…\"}`.", promise())
+            .within_quota()
             .may_miss(),
         post("/api/v1/save_weights_for_sampler", "save_weights_for_sampler")
             .says(
@@ -45,6 +46,7 @@ fn saves() -> Vec<Operation> {
                 "A promise of `{\"type\": \"save_weights_for_sampler\"}` with `path` or `sampling_session_id`.",
                 promise(),
             )
+            .within_quota()
             .may_miss(),
         post("/api/v1/save_weights_external", "save_weights_external")
             .says(
@@ -57,6 +59,7 @@ fn saves() -> Vec<Operation> {
                 "type": "save_weights_external", "model_id": RUN, "seq_id": 6, "path": "export", "ttl_seconds": 86400,
             }))
             .promises("A promise of `{\"type\": \"save_weights_external\", \"path\": …, \"size_bytes\": …}`.", promise())
+            .within_quota()
             .may_miss(),
     ]
 }
@@ -78,6 +81,7 @@ fn loads() -> Vec<Operation> {
                 "A promise of `{\"type\": \"load_weights\", \"model_id\": …, \"path\": …}`.",
                 json!({ "request_id": REQUEST, "model_id": SECOND_RUN }),
             )
+            .within_quota()
             .may_miss(),
         post("/api/v1/weights_info", "weights_info")
             .says(
