@@ -135,7 +135,7 @@ fn files() -> Vec<Operation> {
             .open()
             .segment("token", "From a link.", "TOKEN")
             .segment("file", "A file's name, or `archive.tar`.", "adapter_config.json")
-            .gives_bytes("The file."),
+            .gives_bytes_or_part("The file."),
     ]
 }
 

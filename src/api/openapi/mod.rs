@@ -1,6 +1,7 @@
 //! The OpenAPI document: every route with its types, answers and an example. A file per tag; `tinderbox openapi` prints
 //! it, the server serves it as /openapi.json with a page to browse it at /docs.
 
+mod account;
 mod checkpoints;
 mod examples;
 mod futures;
@@ -39,6 +40,7 @@ const DESCRIPTION: &str = "The Tinker API as tinderbox serves it: create a train
 type Section = (&'static str, &'static str, fn() -> Vec<Operation>);
 const SECTIONS: &[Section] = &[
     ("service", "The server itself: settings for clients, health, the models served.", service::operations),
+    ("account", "A key and what was done with it.", account::operations),
     ("sessions", "What a client opens first; everything it makes belongs to one.", sessions::operations),
     ("runs", "Training runs: create one, look at it, list them.", runs::operations),
     ("training", "The steps of a run, in the order of their `seq_id`.", training::operations),

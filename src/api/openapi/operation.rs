@@ -18,6 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 pub const API_KEY: &str = "api_key";
 
 const JSON: &str = "application/json";
+const BYTES: &str = "application/octet-stream";
 const PROTOBUF: &str = "application/x-protobuf";
 
 /// Every operation that takes a body refuses these; each is a response of its own in the document.
@@ -186,7 +187,16 @@ impl Operation {
     /// Status 200 with the bytes of a file.
     pub fn gives_bytes(self, description: &str) -> Self {
         let response = ResponseBuilder::new().description(description);
-        self.respond(200, response.content("application/octet-stream", bytes(None)).build())
+        self.respond(200, response.content(BYTES, bytes(None)).build())
+    }
+
+    /// As [`Self::gives_bytes`], or the part of them that a header `Range` asks for.
+    pub fn gives_bytes_or_part(self, description: &str) -> Self {
+        let part = ResponseBuilder::new().description("The part that the header `Range` asks for.");
+        let none = ResponseBuilder::new().description("The header `Range` asks for no part of it.");
+        self.gives_bytes(description)
+            .respond(206, part.content(BYTES, bytes(None)).build())
+            .respond(416, none.content(BYTES, bytes(None)).build())
     }
 
     /// A status without a body.
