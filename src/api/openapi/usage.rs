@@ -58,6 +58,7 @@ fn own() -> Vec<Operation> {
         get("/api/v1/usage", "usage")
             .says("Usage by day, run and sampler", "An addition to the protocol; for scripts and people.")
             .query::<UsageQuery>()
+            .may_miss()
             .gives::<UsageResponse>(
                 "Tokens, device time and storage.",
                 json!({
