@@ -23,11 +23,11 @@ ORDER = """
 create_session telemetry session_heartbeat create_model get_info
 forward_backward optim_step forward
 save_weights save_weights_for_sampler save_weights_external load_weights weights_info
-create_sampling_session join_sampling_session get_sampler asample retrieve_future get_sequence cancel_future
+create_sampling_session join_sampling_session get_sampler asample retrieve_future retrieve_futures get_sequence cancel_future
 list_training_runs get_training_run list_user_checkpoints list_checkpoints list_model_checkpoints
-publish_checkpoint unpublish_checkpoint set_checkpoint_ttl external_weights_urls download checkpoint_archive
+publish_checkpoint unpublish_checkpoint set_checkpoint_ttl external_weights_urls download checkpoint_archive search_checkpoints copy_weights external_weights_upload_start upload external_weights_upload_finish
 delete_checkpoint
-list_sessions get_session set_session_project audit_log
+list_sessions get_session search_sessions trace_export export_download set_session_project audit_log
 billing_usage_events billing_checkpoints usage status
 unload_model finish_session delete_api_key
 """.split()
@@ -48,6 +48,8 @@ class Document:
         }
         # What the examples say → what the server gave out instead.
         self.real = {}
+        # The files of the export, to be brought back.
+        self.files = {}
 
     def resolve(self, node):
         while "$ref" in node:
@@ -63,7 +65,7 @@ class Document:
 
     def substituted(self, value):
         text = json.dumps(value)
-        for example, real in self.real.items():
+        for example, real in sorted(self.real.items(), key=lambda pair: -len(pair[0])):
             text = text.replace(example, real)
         return json.loads(text)
 
@@ -80,6 +82,8 @@ class Document:
         asked = {p["name"]: p["example"] for p in operation.get("parameters", []) if p["in"] == "query" and "example" in p}
         path += "?" + urllib.parse.urlencode(asked) if asked else ""
         keyed = operation.get("security") != [{}]
+        if name == "upload":
+            body = self.files["adapter_config.json"]
         status, headers, data = self.server.request(method, path, body, keyed)
         if str(status) not in operation["responses"]:
             raise AssertionError(f"{name}: status {status} is not described: {data[:300]!r}")
@@ -112,6 +116,8 @@ def check_examples(document):
                 for example in given.values():
                     document.validate(example["value"], media["schema"])
         body = document.body(operation)
+        if name == "external_weights_upload_start":
+            body["files"] = [{"name": name, "size_bytes": len(data)} for name, data in document.files.items()]
         if body is not None:
             document.validate(body, operation["requestBody"]["content"]["application/json"]["schema"])
         status, value = document.send(name, body)
@@ -119,12 +125,27 @@ def check_examples(document):
         if name == "create_session":
             document.real[session] = value["session_id"]
         elif name == "external_weights_urls":
+            files = {file: document.server.fetch(url) for file, url in value["urls"].items()}
+            document.files = {file: data for file, data in files.items() if file.startswith("adapter_")}
             document.real["TOKEN"] = next(iter(value["urls"].values())).split("/")[-2]
+        elif name == "external_weights_upload_start":
+            bring(document, value)
+        elif name == "trace_export":
+            document.real["EXPORT"], document.real["FILE"] = value["url"].split("/")[-2:]
         elif isinstance(value, dict) and "request_id" in value:
             document.real[request_id] = value["request_id"]
             result = wait(document, name)
             assert "error" not in result, f"{name}: {result}"
         print(f"{name}: {status}")
+
+
+def bring(document, start):
+    """Sends the files to their links; the example of `upload` then sends one of them again."""
+    document.real["UPLOAD_ID"] = start["upload_id"]
+    for file, url in start["urls"].items():
+        status, value = document.server.put(url, document.files[file])
+        assert status == 200 and json.loads(value)["size_bytes"] == len(document.files[file]), (file, status, value)
+    document.real["UPLOAD_TOKEN"] = start["urls"]["adapter_config.json"].split("/")[-2]
 
 
 def wait(document, name):

@@ -27,8 +27,8 @@ class Server:
         self.opener = urllib.request.build_opener(NoRedirect)
 
     def request(self, method, path, body=None, keyed=True):
-        """Status, headers and bytes of the answer. A body is sent as JSON."""
-        data = None if body is None else json.dumps(body).encode()
+        """Status, headers and bytes of the answer. A body that is not bytes is sent as JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} | ({"X-API-Key": KEY} if keyed else {})
         request = urllib.request.Request(self.url + path, data, headers, method=method.upper())
         try:
@@ -36,6 +36,13 @@ class Server:
                 return answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read()
+
+    def fetch(self, url):
+        return self.get(url.removeprefix(self.url))
+
+    def put(self, url, data):
+        status, _, answer = self.request("put", url.removeprefix(self.url), data, keyed=False)
+        return status, answer
 
     def get(self, path):
         status, _, data = self.request("get", path, keyed=False)

@@ -5,6 +5,8 @@ use tinderbox_client::types::checkpoints::{
     CheckpointsListResponse, CheckpointsQuery, ExternalWeightsUrlsResponse, SetTtlRequest,
 };
 
+use tinderbox_client::types::search::{CheckpointSearchRequest, CheckpointSearchResponse};
+
 use super::examples::{CHECKPOINT, RUN, TIME};
 use super::operation::{Operation, delete, get, post, put};
 
@@ -33,6 +35,15 @@ fn lists() -> Vec<Operation> {
                 "A page of checkpoints.",
                 json!({ "checkpoints": [row()], "cursor": { "offset": 0, "limit": 100, "total_count": 1 } }),
             ),
+        post("/api/v1/checkpoints/search", "search_checkpoints")
+            .says(
+                "Search checkpoints",
+                "`RestClient.search_checkpoints()`. The newest first; a page follows another by its cursor.",
+            )
+            .takes::<CheckpointSearchRequest>(
+                json!({ "name": "step", "training_run_id": RUN, "owner": { "type": "own" }, "limit": 10 }),
+            )
+            .gives::<CheckpointSearchResponse>("A page of checkpoints.", json!({ "checkpoints": [row()] })),
         of_run("/api/v1/training_runs/{run_id}/checkpoints", "list_checkpoints")
             .says("List a run's checkpoints", "`RestClient.list_checkpoints()`, `tinker checkpoint list --run-id`."),
         of_run("/api/v1/models/{run_id}/checkpoints", "list_model_checkpoints")

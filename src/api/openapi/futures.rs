@@ -2,7 +2,8 @@
 
 use serde_json::json;
 use tinderbox_client::types::futures::{
-    CancelFutureRequest, RequestFailedResponse, RetrieveFutureRequest, TryAgainResponse,
+    CancelFutureRequest, RequestFailedResponse, RetrieveFutureRequest, RetrieveFuturesRequest, RetrieveFuturesResponse,
+    TryAgainResponse,
 };
 use tinderbox_client::types::sampling::SampleResponse;
 use tinderbox_client::types::training::{
@@ -12,7 +13,7 @@ use tinderbox_client::types::weights::{
     LoadWeightsResponse, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse,
 };
 
-use super::examples::{CHECKPOINT, EXPORT, REQUEST, RUN, SAMPLER_CHECKPOINT, SECOND_RUN};
+use super::examples::{CHECKPOINT, EXPORT, REQUEST, RUN, SAMPLER, SAMPLER_CHECKPOINT, SECOND_RUN};
 use super::operation::{Operation, Typed, post};
 
 pub fn operations() -> Vec<Operation> {
@@ -38,6 +39,21 @@ pub fn operations() -> Vec<Operation> {
                 json!({ "type": "try_again", "request_id": REQUEST, "queue_state": "active" }),
             )
             .refuses(410, "The promise is unknown: it expired, or the server was restarted since."),
+        post("/api/v1/retrieve_futures", "retrieve_futures")
+            .says(
+                "News of many samples",
+                "Sent by a `SamplingClient` when the server's settings ask for it. Held until there is news, or answered \
+                 at once when `timeout` is 0; what it names is then fetched by `retrieve_future`.",
+            )
+            .takes::<RetrieveFuturesRequest>(json!({
+                "target": { "type": "sampling_session", "sampling_session_id": SAMPLER, "cloned_sampler_id": 0 },
+                "prev_cursor": 0, "timeout": 0.0, "retrieved_request_ids": [],
+            }))
+            .gives::<RetrieveFuturesResponse>(
+                "What ended since the cursor.",
+                json!({ "completions": [{ "state": "finished", "request_id": REQUEST }], "cursor": 1 }),
+            )
+            .may_miss(),
         post("/api/v1/cancel_future", "cancel_future")
             .says(
                 "Give up a sample",

@@ -11,6 +11,7 @@ mod sampling;
 mod schemas;
 mod service;
 mod sessions;
+mod shaped;
 mod training;
 mod usage;
 mod weights;

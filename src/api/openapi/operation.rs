@@ -17,8 +17,8 @@ use utoipa::{IntoParams, ToSchema};
 /// The name of the one way to show who one is.
 pub const API_KEY: &str = "api_key";
 
-const JSON: &str = "application/json";
-const BYTES: &str = "application/octet-stream";
+pub const JSON: &str = "application/json";
+pub const BYTES: &str = "application/octet-stream";
 const PROTOBUF: &str = "application/x-protobuf";
 
 /// Every operation that takes a body refuses these; each is a response of its own in the document.
@@ -214,7 +214,7 @@ impl Operation {
         self.respond(status, refusal(description))
     }
 
-    fn refuses_as(mut self, status: u16, name: &str) -> Self {
+    pub fn refuses_as(mut self, status: u16, name: &str) -> Self {
         let response = RefOr::Ref(Ref::from_response_name(name));
         self.described.responses.responses.entry(status.to_string()).or_insert(response);
         self
@@ -239,7 +239,7 @@ pub fn refusal(description: &str) -> Response {
     ResponseBuilder::new().description(description).content(JSON, content).build()
 }
 
-fn bytes(description: Option<&str>) -> Content {
+pub fn bytes(description: Option<&str>) -> Content {
     let binary =
         ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(KnownFormat::Binary)));
     ContentBuilder::new().schema(Some(binary.description(description))).build()

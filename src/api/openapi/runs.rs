@@ -1,7 +1,7 @@
 //! Tag `runs`: create a training run, look at it, list them.
 
 use serde_json::json;
-use tinderbox_client::types::checkpoints::{RunsQuery, TrainingRun, TrainingRunsResponse};
+use tinderbox_client::types::checkpoints::{RunsQuery, ScopeQuery, TrainingRun, TrainingRunsResponse};
 use tinderbox_client::types::training::{CreateModelRequest, GetInfoRequest, GetInfoResponse, UnloadModelRequest};
 
 use super::examples::{MODEL, REQUEST, RUN, SECOND_RUN, SESSION, TIME, promise};
@@ -62,6 +62,7 @@ pub fn operations() -> Vec<Operation> {
         get("/api/v1/training_runs/{run_id}", "get_training_run")
             .says("One training run", "`RestClient.get_training_run()`, `tinker run info`.")
             .segment("run_id", "The run's id.", RUN)
+            .query::<ScopeQuery>()
             .gives::<TrainingRun>("The run and its last checkpoints.", run),
     ]
 }

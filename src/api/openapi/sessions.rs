@@ -2,17 +2,22 @@
 
 use serde_json::json;
 use tinderbox_client::types::checkpoints::RunsQuery;
+use tinderbox_client::types::search::{SessionSearchRequest, SessionSearchResponse};
 use tinderbox_client::types::sessions::{
-    CreateSessionRequest, CreateSessionResponse, FinishSessionRequest, GetSessionResponse, ListSessionsResponse,
-    SessionHeartbeatRequest, SessionHeartbeatResponse,
+    AssignProjectRequest, CreateSessionRequest, CreateSessionResponse, FinishSessionRequest, GetSessionResponse,
+    ListSessionsResponse, SessionHeartbeatRequest, SessionHeartbeatResponse, TraceExportResponse,
 };
 
-use crate::api::sessions::ProjectRequest;
-
-use super::examples::{RUN, SAMPLER, SESSION};
+use super::examples::{RUN, SAMPLER, SESSION, TIME};
 use super::operation::{Operation, get, post, put};
 
 pub fn operations() -> Vec<Operation> {
+    let mut all = lives();
+    all.extend(searches());
+    all
+}
+
+fn lives() -> Vec<Operation> {
     vec![
         post("/api/v1/create_session", "create_session")
             .says(
@@ -55,7 +60,7 @@ pub fn operations() -> Vec<Operation> {
         put("/api/v1/sessions/{session_id}/project", "set_session_project")
             .says("Put a session into a project", "`RestClient.set_session_project()`. A project is any name.")
             .segment("session_id", "The session's id.", SESSION)
-            .takes::<ProjectRequest>(json!({ "project_id": "my-project" }))
+            .takes::<AssignProjectRequest>(json!({ "project_id": "my-project" }))
             .gives_nothing("It belongs to the project now."),
         post("/api/v1/sessions/{session_id}/finish", "finish_session")
             .says(
@@ -66,5 +71,35 @@ pub fn operations() -> Vec<Operation> {
             .segment("session_id", "The session's id.", SESSION)
             .takes::<FinishSessionRequest>(json!({ "reason": { "type": "success" }, "detail": null }))
             .gives_nothing("The session has ended."),
+    ]
+}
+
+fn searches() -> Vec<Operation> {
+    vec![
+        post("/api/v1/sessions/search", "search_sessions")
+            .says("Search sessions", "`RestClient.search_sessions()`. The newest first; a page follows another by its cursor.")
+            .takes::<SessionSearchRequest>(json!({
+                "user_metadata": { "purpose": "a first try" }, "display_name": "first", "owner": { "type": "own" }, "limit": 10,
+            }))
+            .gives::<SessionSearchResponse>(
+                "A page of sessions.",
+                json!({ "sessions": [{
+                    "session_id": SESSION, "created_at": TIME, "owner": "local", "project_id": "", "checkpoints_count": 1,
+                    "status": { "type": "active" }, "display_name": "first try",
+                }] }),
+            ),
+        get("/api/v1/sessions/{session_id}/trace_export", "trace_export")
+            .says(
+                "A session's timeline as a file",
+                "`RestClient.export_session_trace()`, `tinker session trace`. Ask until it is no longer pending.",
+            )
+            .segment("session_id", "The session's id.", SESSION)
+            .gives::<TraceExportResponse>("How far it is, and a link that needs no key.", json!({ "status": "pending" })),
+        get("/api/v1/export/{token}/{file}", "export_download")
+            .says("A file behind an export's link", "Needs no key: the token in the link is the permission.")
+            .open()
+            .segment("token", "From a link.", "EXPORT")
+            .segment("file", "The file's name.", "FILE")
+            .gives_bytes("The file."),
     ]
 }

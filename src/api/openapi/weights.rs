@@ -1,17 +1,24 @@
 //! Tag `weights`: save a run's weights, load them, ask what a checkpoint is made of.
 
 use serde_json::json;
-use tinderbox_client::types::checkpoints::{WeightsInfoRequest, WeightsInfoResponse};
+use tinderbox_client::types::checkpoints::{
+    CopyWeightsRequest, CopyWeightsResponse, WeightsInfoRequest, WeightsInfoResponse,
+};
+use tinderbox_client::types::uploads::{
+    ExternalWeightsUploadFinishRequest, ExternalWeightsUploadFinishResponse, ExternalWeightsUploadStartRequest,
+    ExternalWeightsUploadStartResponse,
+};
 use tinderbox_client::types::weights::{
     LoadWeightsRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest,
 };
 
-use super::examples::{CHECKPOINT, MODEL, REQUEST, RUN, SECOND_RUN, SESSION, promise};
-use super::operation::{Operation, post};
+use super::examples::{CHECKPOINT, MODEL, REQUEST, RUN, SECOND_RUN, SESSION, TIME, promise};
+use super::operation::{Operation, post, put};
 
 pub fn operations() -> Vec<Operation> {
     let mut all = saves();
     all.extend(loads());
+    all.extend(brought());
     all
 }
 
@@ -96,6 +103,50 @@ fn loads() -> Vec<Operation> {
                     "train_attn": true, "optimizer_config": { "type": "adamw" },
                 }),
             )
+            .may_miss(),
+    ]
+}
+
+fn brought() -> Vec<Operation> {
+    vec![
+        post("/api/v1/copy_weights", "copy_weights")
+            .says(
+                "Copy a checkpoint",
+                "`RestClient.copy_weights()`. A new run of the caller's holds the copy: in a project, or in a session's \
+                 slot. The checkpoint may be another key's if it is published.",
+            )
+            .takes::<CopyWeightsRequest>(json!({ "source_path": CHECKPOINT, "destination_project_id": "my-project" }))
+            .gives::<CopyWeightsResponse>("The copy.", json!({ "tinker_path": CHECKPOINT }))
+            .may_miss(),
+        post("/api/v1/external_weights_upload_start", "external_weights_upload_start")
+            .says(
+                "Bring an adapter trained elsewhere",
+                "`RestClient.upload_external_weights()`: announce the files of a PEFT adapter, send each to its link, \
+                 finish.",
+            )
+            .takes::<ExternalWeightsUploadStartRequest>(json!({
+                "name": "brought", "base_model": MODEL,
+                "files": [{ "name": "adapter_config.json", "size_bytes": 2 }, { "name": "adapter_model.safetensors", "size_bytes": 2 }],
+            }))
+            .gives::<ExternalWeightsUploadStartResponse>(
+                "A link for each file, which needs no key.",
+                json!({
+                    "upload_id": "UPLOAD_ID", "expires": TIME,
+                    "urls": { "adapter_config.json": "http://127.0.0.1:8000/api/v1/upload/TOKEN/adapter_config.json" },
+                }),
+            ),
+        put("/api/v1/upload/{token}/{file}", "upload")
+            .says("A file of an upload", "Needs no key: the token in the link is the permission.")
+            .open()
+            .segment("token", "From a link.", "UPLOAD_TOKEN")
+            .segment("file", "The file's name.", "adapter_config.json")
+            .takes_bytes("The file, as long as announced.")
+            .gives_like("How long it is.", json!({ "size_bytes": 2 }))
+            .refuses(408, "Nothing came for too long."),
+        post("/api/v1/external_weights_upload_finish", "external_weights_upload_finish")
+            .says("Make the checkpoint", "All files must be there and fit the base model. A repeat gets the same checkpoint.")
+            .takes::<ExternalWeightsUploadFinishRequest>(json!({ "upload_id": "UPLOAD_ID" }))
+            .gives::<ExternalWeightsUploadFinishResponse>("It can be sampled from and trained on.", json!({ "tinker_path": CHECKPOINT }))
             .may_miss(),
     ]
 }

@@ -105,6 +105,7 @@ pub struct CheckpointsQuery {
     #[cfg_attr(feature = "schema", param(minimum = 0, default = 0))]
     pub offset: i64,
     #[serde(default)]
+    #[cfg_attr(feature = "schema", param(inline))]
     pub access_scope: AccessScope,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
