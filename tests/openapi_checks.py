@@ -19,16 +19,19 @@ from openapi_server import arguments, serving
 
 # The order of a client's life. An operation that is missing here fails the run.
 ORDER = """
- healthz auth_token get_api_key client_config client_dynamic_config get_server_capabilities
+healthz client_config client_dynamic_config get_server_capabilities auth_token get_api_key
 create_session telemetry session_heartbeat create_model get_info
 forward_backward optim_step forward
 save_weights save_weights_for_sampler save_weights_external load_weights weights_info
-create_sampling_session join_sampling_session get_sampler asample retrieve_future retrieve_futures get_sequence cancel_future
-list_training_runs get_training_run list_user_checkpoints list_checkpoints list_model_checkpoints
-publish_checkpoint unpublish_checkpoint set_checkpoint_ttl external_weights_urls download checkpoint_archive search_checkpoints copy_weights external_weights_upload_start upload external_weights_upload_finish
-delete_checkpoint
-list_sessions get_session search_sessions trace_export export_download set_session_project audit_log
-billing_usage_events billing_checkpoints usage status
+create_sampling_session join_sampling_session get_sampler
+asample retrieve_future retrieve_futures get_sequence cancel_future
+list_models get_model completions chat_completions messages count_tokens
+oai_list_models oai_get_model oai_completions oai_chat_completions anthropic_messages anthropic_count_tokens
+list_training_runs get_training_run list_user_checkpoints search_checkpoints list_checkpoints list_model_checkpoints
+publish_checkpoint unpublish_checkpoint set_checkpoint_ttl copy_weights checkpoint_archive
+external_weights_urls download external_weights_upload_start upload external_weights_upload_finish delete_checkpoint
+list_sessions get_session search_sessions trace_export export_download set_session_project
+billing_usage_events billing_checkpoints usage status audit_log
 unload_model finish_session delete_api_key
 """.split()
 # The key is one of --api-key, which cannot be withdrawn over HTTP.

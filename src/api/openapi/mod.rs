@@ -4,7 +4,9 @@
 mod account;
 mod checkpoints;
 mod examples;
+mod foreign;
 mod futures;
+mod inference;
 mod operation;
 mod runs;
 mod sampling;
@@ -49,6 +51,7 @@ const SECTIONS: &[Section] = &[
     ("sampling", "Samplers and the samples drawn from them.", sampling::operations),
     ("futures", "The results of requests that were answered with a promise.", futures::operations),
     ("usage", "What a key took, what it stores, how it goes.", usage::operations),
+    ("inference", "OpenAI's and Anthropic's APIs: text in, text out.", inference::operations),
     ("checkpoints", "Saved weights: list, share, expire, delete, download.", checkpoints::operations),
 ];
 

@@ -22,7 +22,7 @@ pub const BYTES: &str = "application/octet-stream";
 const PROTOBUF: &str = "application/x-protobuf";
 
 /// Every operation that takes a body refuses these; each is a response of its own in the document.
-const OF_BODIES: [(u16, &str); 3] = [(400, "BadRequest"), (413, "TooLarge"), (415, "UnknownEncoding")];
+pub const OF_BODIES: [(u16, &str); 3] = [(400, "BadRequest"), (413, "TooLarge"), (415, "UnknownEncoding")];
 
 /// An operation with the schemas it mentions.
 pub struct Operation {
@@ -271,7 +271,7 @@ impl Typed {
 }
 
 /// The example as a value of its type. One that is none is a mistake in this folder, which every test shows.
-fn read<T: DeserializeOwned>(name: &str, example: &Value) -> T {
+pub fn read<T: DeserializeOwned>(name: &str, example: &Value) -> T {
     serde_json::from_value(example.clone()).unwrap_or_else(|e| panic!("the example of {name} is none: {e}"))
 }
 

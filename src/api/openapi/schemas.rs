@@ -68,6 +68,9 @@ fn references(value: &Value, into: &mut Vec<String>) {
 
 /// A request's field that may be left out may also be `null` (the wire types' rule: `types/lenient.rs`).
 fn allow_null(schema: &mut Value) {
+    for forms in ["oneOf", "allOf"] {
+        schema.get_mut(forms).and_then(Value::as_array_mut).into_iter().flatten().for_each(allow_null);
+    }
     let required = schema["required"].clone();
     let required = |field: &str| required.as_array().is_some_and(|r| r.iter().any(|name| name == field));
     let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
