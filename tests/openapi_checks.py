@@ -21,7 +21,7 @@ from openapi_server import arguments, serving
 ORDER = """
 healthz client_config client_dynamic_config get_server_capabilities auth_token get_api_key
 create_session telemetry session_heartbeat create_model get_info
-forward_backward optim_step forward
+forward_backward optim_step create_custom_loss forward
 save_weights save_weights_for_sampler save_weights_external load_weights weights_info
 create_sampling_session join_sampling_session get_sampler
 asample retrieve_future retrieve_futures get_sequence cancel_future

@@ -1,6 +1,7 @@
 //! Tag `futures`: the results of requests that were answered with a promise.
 
 use serde_json::json;
+use tinderbox_client::types::custom_loss::CreateCustomLossResponse;
 use tinderbox_client::types::futures::{
     CancelFutureRequest, RequestFailedResponse, RetrieveFutureRequest, RetrieveFuturesRequest, RetrieveFuturesResponse,
     TryAgainResponse,
@@ -105,6 +106,10 @@ fn results() -> Vec<(&'static str, Typed)> {
             })),
         ),
         ("unload_model", Typed::of::<UnloadModelResponse>(json!({ "type": "unload_model", "model_id": SECOND_RUN }))),
+        (
+            "create_custom_loss",
+            Typed::of::<CreateCustomLossResponse>(json!({ "type": "create_custom_loss", "loss_id": "loss-1" })),
+        ),
         ("failed", Typed::of::<RequestFailedResponse>(json!({ "error": "what was wrong", "category": "user" }))),
     ]
 }

@@ -1,9 +1,10 @@
 //! Tag `training`: the steps of a run.
 
 use serde_json::{Value, json};
+use tinderbox_client::types::custom_loss::CreateCustomLossRequest;
 use tinderbox_client::types::training::{ForwardBackwardRequest, ForwardRequest, OptimStepRequest};
 
-use super::examples::{RUN, promise};
+use super::examples::{REQUEST, RUN, SESSION, promise};
 use super::operation::{Operation, post};
 
 pub fn operations() -> Vec<Operation> {
@@ -14,7 +15,7 @@ pub fn operations() -> Vec<Operation> {
                 "`TrainingClient.forward_backward()`, `forward()` (with `forward_only`) and `forward_backward_custom()`. \
                  Gradients are added to the run's until `optim_step` uses them; the loss is a sum over all tokens, not \
                  a mean. Position t of `model_input` predicts `target_tokens[t]`.\n\n\
-                 Losses: `cross_entropy`, `importance_sampling`, `ppo`, `cispo`, `dro`, `gspo`, `stable_reinforce`.\n\n\
+                 Losses: `cross_entropy`, `importance_sampling`, `ppo`, `cispo`, `dro`, `gspo`, `stable_reinforce`, and `custom` with the id of an uploaded one.\n\n\
                  Clients from 0.25 on send protobuf, older ones JSON; both mean the same. A body of either form may be \
                  packed with `Content-Encoding: zstd`.",
             )
@@ -45,6 +46,24 @@ pub fn operations() -> Vec<Operation> {
             )
             .takes::<ForwardRequest>(json!({ "model_id": RUN, "seq_id": 3, "forward_input": input() }))
             .promises("A promise of the logprob of each target token, and metrics such as `loss:sum`.", promise())
+            .may_miss(),
+        post("/api/v1/create_custom_loss", "create_custom_loss")
+            .says(
+                "Upload a loss",
+                "`TrainingClient.create_custom_loss()`: a Python function that the client traced with torch.fx. The \
+                 server knows a list of operations and runs nothing else. It is kept as long as its session.",
+            )
+            .takes::<CreateCustomLossRequest>(json!({
+                "type": "create_custom_loss", "session_id": SESSION, "custom_loss_seq_id": 0, "name": "likelihood",
+                "inputs": [{ "name": "logprobs", "rank": 1 }],
+                "graph": { "format": 1, "nodes": [
+                    { "op": "placeholder", "name": "logprobs", "target": "logprobs", "args": [], "kwargs": {} },
+                    { "op": "call_method", "name": "total", "target": "sum", "args": [{ "ref": "logprobs" }], "kwargs": {} },
+                    { "op": "call_function", "name": "loss", "target": "operator.neg", "args": [{ "ref": "total" }], "kwargs": {} },
+                    { "op": "output", "name": "output", "target": "output", "args": [{ "tuple": [{ "ref": "loss" }, { "dict": {} }] }], "kwargs": {} },
+                ] },
+            }))
+            .promises("A promise of `{\"type\": \"create_custom_loss\", \"loss_id\": …}`.", json!({ "request_id": REQUEST }))
             .may_miss(),
     ]
 }
