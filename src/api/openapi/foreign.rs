@@ -31,11 +31,13 @@ impl Operation {
         OF_BODIES.into_iter().fold(self, |operation, (status, name)| operation.refuses_as(status, name))
     }
 
-    /// Status 200 may also be a stream of server-sent events.
+    /// Status 200 may also be a stream of server-sent events; the schema is that of one event.
     pub fn gives_events(mut self, description: &str) -> Self {
         if let Some(RefOr::T(response)) = self.described.responses.responses.get_mut("200") {
-            let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
-            response.content.insert("text/event-stream".into(), ContentBuilder::new().schema(Some(text)).build());
+            let text = || ObjectBuilder::new().schema_type(Type::String);
+            let event = ObjectBuilder::new().schema_type(Type::Object).description(Some(description));
+            let event = event.property("event", text()).property("data", text()).required("data");
+            response.content.insert("text/event-stream".into(), ContentBuilder::new().schema(Some(event)).build());
         }
         self
     }
