@@ -1,4 +1,4 @@
-//! The command line: `tinderbox serve`, `key` and `demo`.
+//! The command line: `tinderbox serve`, `key`, `demo` and `openapi`.
 
 use std::process::ExitCode;
 
@@ -25,6 +25,8 @@ enum Command {
     /// Start a server on a tiny model of its own, and train that model on it: supervised, then by reinforcement.
     /// Needs no model and no network. In a terminal the server stays up afterwards, until ctrl-c.
     Demo,
+    /// Print the OpenAPI document of the server's API.
+    Openapi,
 }
 
 fn main() -> ExitCode {
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => start::serve(args),
         Command::Key(command) => start::key(command),
         Command::Demo => start::demo(),
+        Command::Openapi => start::openapi(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,9 +1,10 @@
 //! What each subcommand starts: logging, models, engine, server.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 
+use crate::api;
 use crate::config::Config;
 use crate::config::env::Env;
 use crate::config::keys::KeyCommand;
@@ -99,6 +100,11 @@ fn raise_descriptor_limit() {
         Ok(_) => {}
         Err(e) => tracing::warn!(error = %e, "the limit on file descriptors stays as it is"),
     }
+}
+
+/// `tinderbox openapi`: as it is kept in openapi/openapi.json.
+pub fn openapi() -> anyhow::Result<()> {
+    Ok(writeln!(std::io::stdout(), "{:#}", api::openapi::document())?)
 }
 
 fn engine(config: &Config) -> anyhow::Result<engine::handle::Handle> {

@@ -9,6 +9,8 @@ mod custom_loss;
 mod engine;
 /// Generations followed token by token, and across changes of weights.
 mod generation;
+/// The OpenAPI document in the tree.
+mod openapi;
 /// Logprobs and gradients of five architectures against PyTorch's.
 mod parity;
 /// Protobuf messages against bytes made by the SDK's own classes.

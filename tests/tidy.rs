@@ -202,6 +202,7 @@ fn own_files() -> Vec<PathBuf> {
         "docker/compose.yaml",
         "docker/healthcheck",
         "tests/acceptance",
+        "tests/openapi_env",
         "tests/postgres",
         "tests/python_env",
         "tests/run",

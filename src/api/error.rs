@@ -1,7 +1,10 @@
 //! Errors as HTTP answers: a status and `{"detail": …}` with a Content-Length (protocol §1.6). Never 409.
 
 use axum::Json;
+use axum::body::to_bytes;
+use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -80,10 +83,53 @@ pub async fn wrong_method(method: axum::http::Method, uri: axum::http::Uri) -> A
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
 }
 
+/// Longest text that is read back; axum's own are one line.
+const MAX_TEXT: usize = 4096;
+
+/// Middleware: what axum itself refuses, such as a path that is no UTF-8, it answers with text. Here it gets the shape
+/// of all errors.
+pub async fn in_one_shape(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    let status = response.status();
+    let of_axum = response.headers().get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes().starts_with(b"text/plain"));
+    if !of_axum || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let text = to_bytes(response.into_body(), MAX_TEXT).await.unwrap_or_default();
+    ApiError::new(status, String::from_utf8_lossy(&text)).into_response()
+}
+
 /// The answer to a request whose handler panicked.
 pub fn panicked(payload: Box<dyn std::any::Any + Send>) -> Response {
     let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
     tracing::error!(panic = %text, "a handler panicked");
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; the server's log says more").into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use serde_json::Value;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::api::{router, testing};
+
+    #[tokio::test]
+    async fn what_axum_refuses_has_the_shape_of_all_errors() {
+        let (app, _engine) = testing::app().await;
+        for (method, path, status) in [
+            ("GET", "/api/v1/sessions/%ff", StatusCode::BAD_REQUEST),
+            ("GET", "/api/v1/nothing", StatusCode::NOT_FOUND),
+            ("PATCH", "/api/v1/sessions", StatusCode::METHOD_NOT_ALLOWED),
+        ] {
+            let request = Request::builder().method(method).uri(path).header("x-api-key", "tml-a");
+            let response = router(app.clone()).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+            assert_eq!(response.status(), status, "{path}");
+            let body = to_bytes(response.into_body(), MAX_TEXT).await.unwrap();
+            let body: Value = serde_json::from_slice(&body).unwrap_or_else(|e| panic!("{path}: {e}"));
+            assert!(body["detail"].is_string(), "{path}");
+        }
+    }
 }

@@ -26,6 +26,7 @@ mod known;
 mod load;
 mod numbers;
 mod openai;
+pub mod openapi;
 mod origin;
 mod query;
 mod quota;
@@ -58,14 +59,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use state::App;
 
-/// All routes. Everything but `open` wants an API key.
+/// All routes. Everything but `open` wants an API key. Each is described in `openapi/` (a test sees to it).
 pub fn router(app: App) -> Router {
-    let checkpoint = Router::new()
-        .route("/", delete(checkpoints::delete))
-        .route("/publish", post(checkpoints::publish).delete(checkpoints::unpublish))
-        .route("/ttl", put(checkpoints::set_ttl))
-        .route("/external_weights_urls", get(downloads::external_weights_urls))
-        .route("/archive", get(downloads::archive_link));
     let keyed = Router::new()
         .route("/client/config", post(service::client_config))
         .route("/auth/token", post(account::token))
@@ -109,7 +104,7 @@ pub fn router(app: App) -> Router {
         .route("/training_runs/{run_id}", get(training_runs::get))
         .route("/training_runs/{run_id}/checkpoints", get(checkpoints::list_of_run))
         .route("/models/{run_id}/checkpoints", get(checkpoints::list_of_run))
-        .nest("/training_runs/{run_id}/checkpoints/{kind}/{name}", checkpoint)
+        .nest("/training_runs/{run_id}/checkpoints/{kind}/{name}", checkpoint())
         .route("/checkpoints", get(checkpoints::list))
         .route("/checkpoints/search", post(search::checkpoints))
         .route("/billing/usage/events", get(billing::events))
@@ -125,10 +120,22 @@ pub fn router(app: App) -> Router {
     Router::new()
         .nest("/api/v1", keyed.merge(open))
         .merge(inference::routes(&app))
+        .merge(openapi::routes())
         .fallback(error::unknown_route)
         .method_not_allowed_fallback(error::wrong_method)
+        .layer(from_fn(error::in_one_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(from_fn(inference::refusals::in_their_shape))
         .layer(from_fn(trace::trace))
         .with_state(app)
+}
+
+/// Of one checkpoint, below its run, kind and name.
+fn checkpoint() -> Router<App> {
+    Router::new()
+        .route("/", delete(checkpoints::delete))
+        .route("/publish", post(checkpoints::publish).delete(checkpoints::unpublish))
+        .route("/ttl", put(checkpoints::set_ttl))
+        .route("/external_weights_urls", get(downloads::external_weights_urls))
+        .route("/archive", get(downloads::archive_link))
 }

@@ -3,5 +3,5 @@
 mod conversation;
 pub mod count_tokens;
 pub mod messages;
-mod request;
+pub mod request;
 mod stream;

@@ -9,6 +9,7 @@ use serde_json::Value;
 #[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
 pub struct AuditQuery {
     /// `all`, `checkpoints`, `projects`, `teams` or `organizations`; here also `sessions` and `runs`.
+    #[cfg_attr(feature = "schema", param(example = "all"))]
     pub event_type: String,
     /// `YYYY-MM-DD`; today when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]

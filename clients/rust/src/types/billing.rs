@@ -13,9 +13,11 @@ use super::lenient::Metadata;
 pub struct BillingUsageQuery {
     /// Inclusive; not in the future.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", param(value_type = String, required = true, example = "2026-01-02T00:00:00Z"))]
     pub starting_on: Option<String>,
     /// Exclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", param(value_type = String, required = true, example = "2026-01-03T00:00:00Z"))]
     pub ending_before: Option<String>,
 }
 
@@ -63,6 +65,7 @@ pub enum BillingEventInfo {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BillingUsageSession {
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, String>>))]
     pub user_metadata: Option<Metadata>,
 }
 

@@ -23,6 +23,7 @@ pub struct Checkpoint {
     #[serde(default)]
     pub public: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, String>>))]
     pub user_metadata: Option<Metadata>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<DateTime<Utc>>,
@@ -58,6 +59,7 @@ pub struct TrainingRun {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sampler_checkpoint: Option<Checkpoint>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, String>>))]
     pub user_metadata: Option<Metadata>,
 }
 
@@ -74,10 +76,13 @@ pub struct Cursor {
 #[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
 pub struct RunsQuery {
     #[serde(default = "runs_limit::value", deserialize_with = "runs_limit::or_null")]
+    #[cfg_attr(feature = "schema", param(minimum = 0, maximum = 1000, default = 20))]
     pub limit: i64,
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", param(minimum = 0, default = 0))]
     pub offset: i64,
     #[serde(default)]
+    #[cfg_attr(feature = "schema", param(inline))]
     pub access_scope: AccessScope,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
@@ -94,10 +99,13 @@ impl Default for RunsQuery {
 #[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
 pub struct CheckpointsQuery {
     #[serde(default = "checkpoints_limit::value", deserialize_with = "checkpoints_limit::or_null")]
+    #[cfg_attr(feature = "schema", param(minimum = 0, maximum = 1000, default = 100))]
     pub limit: i64,
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", param(minimum = 0, default = 0))]
     pub offset: i64,
     #[serde(default)]
+    #[cfg_attr(feature = "schema", param(inline))]
     pub access_scope: AccessScope,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
@@ -114,6 +122,7 @@ impl Default for CheckpointsQuery {
 #[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
 pub struct ScopeQuery {
     #[serde(default)]
+    #[cfg_attr(feature = "schema", param(inline))]
     pub access_scope: AccessScope,
 }
 
@@ -142,12 +151,12 @@ pub struct CheckpointsListResponse {
     pub cursor: Option<Cursor>,
 }
 
-/// `PUT …/ttl`: seconds from now; `Some(None)` = the explicit `null` that removes expiry, `None` = the key is missing.
+/// `PUT …/ttl`: seconds from now; an explicit `null` (`Some(None)`) removes the expiry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SetTtlRequest {
     #[serde(default, deserialize_with = "lenient::present", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schema(value_type = Option<i64>))]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<i64>, required = true, minimum = 3600, maximum = 315_360_000))]
     pub ttl_seconds: Option<Option<i64>>,
 }
 

@@ -58,7 +58,7 @@ pub struct RequestFailedResponse {
     pub category: RequestErrorCategory,
 }
 
-/// Who has to act (protocol §10.5).
+/// Who has to act: whoever sent the request, or whoever runs the server (protocol §10.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -24,7 +24,9 @@ pub enum Chunk {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct EncodedTextChunk {
-    /// Token ids, signed so that a wrong one can be named instead of failing to parse.
+    /// Token ids.
+    // Signed so that a wrong one can be named instead of failing to parse.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<u32>))]
     pub tokens: Vec<i64>,
 }
 

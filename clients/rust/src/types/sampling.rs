@@ -86,8 +86,10 @@ pub struct SampleRequest {
     pub sampling_session_id: String,
     /// Number inside the sampler, up to about 10^18; absent only in very old clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = u64, required = true))]
     pub seq_id: Option<u64>,
     #[serde(default = "num_samples::value", deserialize_with = "num_samples::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, default = 1))]
     pub num_samples: i64,
     pub prompt: ModelInput,
     #[serde(default, deserialize_with = "lenient::object_or_default")]
@@ -95,17 +97,21 @@ pub struct SampleRequest {
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub prompt_logprobs: bool,
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1024, default = 0))]
     pub topk_prompt_logprobs: i64,
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1024, default = 0))]
     pub topk_sample_logprobs: i64,
     /// Ids (prompt length − 1, K), dense or CSR; −1 = nothing asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<super::tensor_data::TensorDataJson>))]
     pub target_prompt_logprobs: Option<TensorData>,
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1024, default = 0))]
     pub prompt_alt_tokens_k: i64,
     /// Score only the last n prompt tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     pub prompt_logprobs_last_n: Option<i64>,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub record_stability_info: bool,
@@ -136,19 +142,24 @@ impl SampleRequest {
 pub struct SamplingParams {
     /// Absent = up to the context's end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     pub max_tokens: Option<i64>,
     /// Absent = random.
     #[serde(default, deserialize_with = "lenient::seed", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<i64>))]
     pub seed: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop: Option<Stop>,
     /// 0 = greedy.
     #[serde(default = "temperature::value", deserialize_with = "temperature::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, default = 1.0))]
     pub temperature: f64,
     /// −1 or 0 = off.
     #[serde(default = "top_k::value", deserialize_with = "top_k::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = -1, default = -1))]
     pub top_k: i64,
     #[serde(default = "top_p::value", deserialize_with = "top_p::or_null")]
+    #[cfg_attr(feature = "schema", schema(exclusive_minimum = 0, maximum = 1, default = 1.0))]
     pub top_p: f64,
 }
 
@@ -164,8 +175,8 @@ impl Default for SamplingParams {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Stop {
     Text(String),
-    /// Token ids; the empty list disables every stop, end of sequence included. Must stand before `Texts`, which an
-    /// empty list would match too.
+    /// Token ids; the empty list disables every stop, end of sequence included.
+    // Must stand before `Texts`, which an empty list would match too.
     Tokens(Vec<i64>),
     Texts(Vec<String>),
 }
@@ -175,12 +186,12 @@ pub enum Stop {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SampleResponse {
     pub sequences: Vec<SampledSequence>,
-    /// One entry per prompt token; `None` where not computed (always at index 0).
+    /// One entry per prompt token; `null` where not computed (always at index 0).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// One row per prompt token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<Vec<Vec<f64>>>>))]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<Option<Vec<Vec<f64>>>>>))]
     pub topk_prompt_logprobs: Option<TopkLogprobs>,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub prompt_cache_hit_tokens: u32,
@@ -202,7 +213,7 @@ pub struct SampledSequence {
     pub logprobs: Option<Vec<f32>>,
     /// One row per generated token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<Vec<Vec<f64>>>>))]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<Option<Vec<Vec<f64>>>>>))]
     pub topk_sampled_logprobs: Option<TopkLogprobs>,
     /// For each token the `seq_id` of the save whose weights it was drawn from; 0 for base models and checkpoints. An
     /// addition to the protocol, in JSON only.

@@ -21,6 +21,7 @@ pub struct SessionSearchRequest {
     pub project_ids: Option<Vec<String>>,
     /// Every pair must hold exactly.
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", schema(value_type = BTreeMap<String, String>))]
     pub user_metadata: Metadata,
     /// Every word must occur in the name, in whatever case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,6 +32,7 @@ pub struct SessionSearchRequest {
     pub statuses: Option<Vec<SessionStatusQuery>>,
     /// 1 to 200.
     #[serde(default = "search_limit::value", deserialize_with = "search_limit::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 200, default = 50))]
     pub limit: i64,
     /// `next_cursor` of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,6 +119,7 @@ pub struct SessionSummary {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, String>>))]
     pub user_metadata: Option<Metadata>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_storage_bytes: Option<u64>,
@@ -162,11 +165,13 @@ pub struct CheckpointSearchRequest {
     pub project_ids: Option<Vec<String>>,
     /// Every pair must hold exactly.
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", schema(value_type = BTreeMap<String, String>))]
     pub user_metadata: Metadata,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub owner: SearchOwner,
     /// 1 to 200.
     #[serde(default = "search_limit::value", deserialize_with = "search_limit::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 200, default = 50))]
     pub limit: i64,
     /// `next_cursor` of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]

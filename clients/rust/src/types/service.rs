@@ -145,7 +145,8 @@ pub struct TelemetryResponse {}
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ErrorBody {
-    /// Human-readable text; other servers also send lists.
+    /// What was wrong. Other servers also send lists.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub detail: Value,
 }
 

@@ -12,6 +12,7 @@ pub struct CreateSessionRequest {
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub tags: Vec<String>,
     #[serde(default, deserialize_with = "lenient::metadata", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, serde_json::Value>>))]
     pub user_metadata: Option<Metadata>,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub sdk_version: String,
@@ -74,6 +75,7 @@ pub struct GetSessionResponse {
     pub training_run_ids: Vec<String>,
     pub sampler_ids: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, String>>))]
     pub user_metadata: Option<Metadata>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,

@@ -176,7 +176,7 @@ fn whole(x: f64, index: usize) -> Result<i64, String> {
 
 /// The JSON layout of [`TensorData`]; public for the OpenAPI schemas alone.
 #[derive(Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = TensorData))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = TensorData, description = "A tensor, dense or (with both index lists) CSR."))]
 pub struct TensorDataJson {
     /// Row-major; for CSR the stored values only.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<f64>))]

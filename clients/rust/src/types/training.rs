@@ -26,6 +26,7 @@ pub struct CreateModelRequest {
     pub model_seq_id: u64,
     pub base_model: String,
     #[serde(default, deserialize_with = "lenient::metadata", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, serde_json::Value>>))]
     pub user_metadata: Option<Metadata>,
     /// Absent = every weight is trained.
     #[serde(default, deserialize_with = "lenient::object", skip_serializing_if = "Option::is_none")]
@@ -38,15 +39,20 @@ pub struct CreateModelRequest {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LoraConfig {
     #[serde(default = "rank::value", deserialize_with = "rank::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, default = 32))]
     pub rank: i64,
     /// Absent = random.
     #[serde(default, deserialize_with = "lenient::seed", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<i64>))]
     pub seed: Option<u64>,
     #[serde(default = "enabled::value", deserialize_with = "enabled::or_null")]
+    #[cfg_attr(feature = "schema", schema(default = true))]
     pub train_unembed: bool,
     #[serde(default = "enabled::value", deserialize_with = "enabled::or_null")]
+    #[cfg_attr(feature = "schema", schema(default = true))]
     pub train_mlp: bool,
     #[serde(default = "enabled::value", deserialize_with = "enabled::or_null")]
+    #[cfg_attr(feature = "schema", schema(default = true))]
     pub train_attn: bool,
 }
 
@@ -61,6 +67,7 @@ impl Default for LoraConfig {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct OptimizerConfig {
     #[serde(rename = "type", default = "adamw::value", deserialize_with = "adamw::or_null")]
+    #[cfg_attr(feature = "schema", schema(default = "adamw"))]
     pub kind: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<i64>,
@@ -122,6 +129,7 @@ pub struct ModelData {
 pub struct ForwardBackwardRequest {
     pub model_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = u64, required = true, minimum = 1))]
     pub seq_id: Option<u64>,
     pub forward_backward_input: ForwardBackwardInput,
     /// Outputs and metrics only; no gradient is touched.
@@ -135,6 +143,7 @@ pub struct ForwardBackwardRequest {
 pub struct ForwardRequest {
     pub model_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = u64, required = true, minimum = 1))]
     pub seq_id: Option<u64>,
     pub forward_input: ForwardBackwardInput,
 }
@@ -151,6 +160,7 @@ pub struct ForwardBackwardInput {
     pub data: Vec<Datum>,
     pub loss_fn: String,
     #[serde(default, deserialize_with = "lenient::null_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = BTreeMap<String, LossConfigValue>))]
     pub loss_fn_config: LossFnConfig,
 }
 
@@ -185,10 +195,12 @@ pub struct ForwardBackwardOutput {
 pub struct OptimStepRequest {
     pub model_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = u64, required = true, minimum = 1))]
     pub seq_id: Option<u64>,
     #[serde(default, deserialize_with = "lenient::object", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = AdamParams, required = true))]
     pub adam_params: Option<AdamParams>,
-    /// Settings of another optimiser.
+    /// Settings of another optimiser. Tinderbox has AdamW alone and refuses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_params: Option<Value>,
 }
@@ -197,17 +209,23 @@ pub struct OptimStepRequest {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct AdamParams {
     #[serde(default = "learning_rate::value", deserialize_with = "learning_rate::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, default = 1e-4))]
     pub learning_rate: f64,
     #[serde(default = "beta1::value", deserialize_with = "beta1::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, exclusive_maximum = 1, default = 0.9))]
     pub beta1: f64,
     #[serde(default = "beta2::value", deserialize_with = "beta2::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, exclusive_maximum = 1, default = 0.95))]
     pub beta2: f64,
     #[serde(default = "eps::value", deserialize_with = "eps::or_null")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, default = 1e-12))]
     pub eps: f64,
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, default = 0.0))]
     pub weight_decay: f64,
     /// 0 = no clipping.
     #[serde(default, deserialize_with = "lenient::null_default")]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, default = 0.0))]
     pub grad_clip_norm: f64,
 }
 
@@ -228,6 +246,7 @@ impl Default for AdamParams {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct OptimStepResponse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = BTreeMap<String, f64>, required = true))]
     pub metrics: Option<BTreeMap<String, f64>>,
 }
 

@@ -21,9 +21,11 @@ pub struct ExternalWeightsUploadStartRequest {
     pub base_model: Option<String>,
     /// Of the checkpoint, from the finish on; absent = never expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 3600, maximum = 315_360_000))]
     pub ttl_seconds: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, serde_json::Value>>))]
     #[serde(default, deserialize_with = "lenient::metadata", skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Metadata>,
 }

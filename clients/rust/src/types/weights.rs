@@ -12,16 +12,20 @@ use super::training::OptimizerConfig;
 pub struct SaveWeightsRequest {
     pub model_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = u64, required = true, minimum = 1))]
     pub seq_id: Option<u64>,
     /// The checkpoint's name, not a path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(max_length = 255, pattern = "^[A-Za-z0-9._-]+$"))]
     pub path: Option<String>,
     /// Absent = never expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 3600, maximum = 315_360_000))]
     pub ttl_seconds: Option<i64>,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub overwrite: bool,
     #[serde(default, deserialize_with = "lenient::metadata", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, serde_json::Value>>))]
     pub user_metadata: Option<Metadata>,
 }
 
@@ -51,6 +55,7 @@ pub struct LoadWeightsRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
     #[serde(default, deserialize_with = "lenient::metadata", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, serde_json::Value>>))]
     pub user_metadata: Option<Metadata>,
     /// New run only, and only without its checkpoint's optimiser.
     #[serde(default, deserialize_with = "lenient::object", skip_serializing_if = "Option::is_none")]
@@ -81,16 +86,20 @@ pub struct LoadWeightsResponse {
 pub struct SaveWeightsForSamplerRequest {
     pub model_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = u64, required = true, minimum = 1))]
     pub seq_id: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(max_length = 255, pattern = "^[A-Za-z0-9._-]+$"))]
     pub path: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_seq_id: Option<u64>,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub kind: SamplingClientKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 3600, maximum = 315_360_000))]
     pub ttl_seconds: Option<i64>,
     #[serde(default, deserialize_with = "lenient::metadata", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, serde_json::Value>>))]
     pub user_metadata: Option<Metadata>,
 }
 
@@ -124,13 +133,17 @@ pub struct SaveWeightsForSamplerResponse {
 pub struct SaveWeightsExternalRequest {
     pub model_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = u64, required = true, minimum = 1))]
     pub seq_id: Option<u64>,
     /// The checkpoint's name.
+    #[cfg_attr(feature = "schema", schema(max_length = 255, pattern = "^[A-Za-z0-9._-]+$"))]
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 3600, maximum = 315_360_000))]
     pub ttl_seconds: Option<i64>,
     /// At most 10 `age1…` or SSH public keys; every file is then encrypted for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(max_items = 10))]
     pub age_encryption_recipients: Option<Vec<String>>,
 }
 
