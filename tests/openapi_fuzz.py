@@ -124,7 +124,7 @@ def schemathesis_run(server, checks, extra, **environment):
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"]
     command += ["-H", f"X-API-Key: {KEY}", "--seed", str(SEED), "--generation-database=none", "--continue-on-failure"]
     # An answer whose length nobody limits may have 4096 tokens.
-    command += ["--request-timeout", "60", "--suppress-health-check=all", "--checks", ",".join(checks), *extra]
+    command += ["--request-timeout", "120", "--suppress-health-check=all", "--checks", ",".join(checks), *extra]
     # The hooks' module lies beside this file.
     path = os.path.dirname(os.path.abspath(__file__))
     return subprocess.call(command, env=os.environ | {"PYTHONPATH": path} | environment) == 0
