@@ -24,6 +24,8 @@ use super::submit::{Promise, promise};
 
 /// Losses that a session may keep.
 const MAX_PER_SESSION: u64 = 256;
+/// Bytes of a name.
+const MAX_NAME: usize = 255;
 /// Bytes of a stored loss: ten times what 2000 plain nodes take.
 const MAX_BODY: usize = 1 << 20;
 /// Programs kept ready; beyond it they are made again from their rows.
@@ -42,11 +44,14 @@ pub async fn create_custom_loss(
     if let Some(id) = app.futures().find(&key, meaning)? {
         return Ok(promise(id, None));
     }
+    if r.name.len() > MAX_NAME {
+        return Err(Error::user(format!("name has {} bytes; the limit is {MAX_NAME}", r.name.len())).into());
+    }
     if r.custom_loss_seq_id > i64::MAX as u64 {
         return Err(Error::user(format!("custom_loss_seq_id {} is beyond 2^63", r.custom_loss_seq_id)).into());
     }
     let (id, seq) = (LossId::random(), r.custom_loss_seq_id);
-    let (loss, name) = (id.clone(), r.name.clone());
+    let loss = id.clone();
     let (program, body) = app.heavy(move || checked(&loss, &r)).await??;
     if app.store().count_custom_losses(&session, seq).await? >= MAX_PER_SESSION {
         return Err(Error::user(format!("session {session} has {MAX_PER_SESSION} custom losses, the limit")).into());
@@ -60,7 +65,7 @@ pub async fn create_custom_loss(
         app.store().delete_custom_losses(&row.session).await?;
     }
     if kept.id == id {
-        tracing::info!(session = %row.session, loss = %id, name, "custom loss kept");
+        tracing::info!(session = %row.session, loss = %id, "custom loss kept");
         app.ready_losses().insert(row, program);
     }
     let id = app.futures().kept(owner, key, meaning, Answer::LossKept { loss: kept.id })?;

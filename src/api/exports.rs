@@ -14,7 +14,7 @@ use chrono::Utc;
 use tinderbox_client::types::sessions::{TraceExportResponse, TraceExportStatus};
 
 use crate::error::Result;
-use crate::ids::SessionId;
+use crate::ids::{OwnerId, SessionId};
 
 use super::auth::Owner;
 use super::error::{ApiError, ApiResult};
@@ -116,7 +116,7 @@ pub async fn trace_export(
     if app.exports().begin(&session) {
         let (app, session) = (app.clone(), session.clone());
         let job = tokio::spawn(async move {
-            let made = make(&app, &session).await;
+            let made = make(&app, &owner, &session).await;
             app.exports().end(session, made);
         });
         let _ = tokio::time::timeout(PATIENCE, job).await;
@@ -141,8 +141,8 @@ pub async fn download(State(app): State<App>, Path((token, file)): Path<(String,
     Ok(send(opened).await?)
 }
 
-async fn make(app: &App, session: &SessionId) -> Result<()> {
-    let timeline = timeline::of(app, session).await?;
+async fn make(app: &App, owner: &OwnerId, session: &SessionId) -> Result<()> {
+    let timeline = timeline::of(app, owner, session).await?;
     let file = app.exports().file(session);
     app.heavy(move || write(&file, &timeline.to_json())).await?
 }

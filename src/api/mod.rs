@@ -40,6 +40,7 @@ mod sessions;
 pub mod state;
 mod status;
 mod submit;
+mod telemetry;
 #[cfg(test)]
 mod testing;
 mod timeline;
@@ -68,7 +69,7 @@ pub fn router(app: App) -> Router {
         .route("/audit", get(audit::log))
         .route("/client/dynamic_config", post(service::client_dynamic_config))
         .route("/get_server_capabilities", get(service::capabilities))
-        .route("/telemetry", post(service::telemetry))
+        .route("/telemetry", post(telemetry::telemetry))
         .route("/create_session", post(sessions::create))
         .route("/session_heartbeat", post(sessions::heartbeat))
         .route("/sessions", get(sessions::list))

@@ -4,14 +4,12 @@ use axum::Json;
 use axum::extract::State;
 use tinderbox_client::types::service::{
     ClientConfigRequest, ClientConfigResponse, ClientDynamicConfigResponse, GetServerCapabilitiesResponse,
-    HealthResponse, SupportedModel, TelemetryRequest, TelemetryResponse,
+    HealthResponse, SupportedModel,
 };
 
 use crate::validate::runs::FULL_SUFFIX;
 
-use super::auth::Owner;
 use super::body::JsonBody;
-use super::error::ApiResult;
 use super::state::App;
 
 pub async fn healthz() -> Json<HealthResponse> {
@@ -49,17 +47,4 @@ pub async fn capabilities(State(app): State<App>) -> Json<GetServerCapabilitiesR
     };
     let supported_models = row("", true).chain(row(FULL_SUFFIX, false)).collect();
     Json(GetServerCapabilitiesResponse { supported_models })
-}
-
-/// The client's view of faults, kept as it came.
-pub async fn telemetry(
-    State(app): State<App>,
-    Owner(owner): Owner,
-    JsonBody(report): JsonBody<TelemetryRequest>,
-) -> ApiResult<Json<TelemetryResponse>> {
-    if !report.events.is_empty() {
-        let body = serde_json::Value::Array(report.events).to_string();
-        app.store().insert_telemetry(&owner, &report.session_id, &body).await?;
-    }
-    Ok(Json(TelemetryResponse {}))
 }

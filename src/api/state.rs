@@ -26,6 +26,7 @@ use super::exports::Exports;
 use super::inference::chats::Chats;
 use super::keys::Keys;
 use super::known::Known;
+use super::telemetry::Reports;
 use super::tokens::Tokens;
 
 /// How long the files of a deleted or replaced checkpoint stay for those who are reading them.
@@ -45,6 +46,7 @@ struct Shared {
     links: Links,
     known: Known,
     chats: Chats,
+    reports: Reports,
     ready_losses: ReadyLosses,
     unlimited: Admission,
     /// Held while a copy is made, so that a repeat of its request finds it.
@@ -87,6 +89,7 @@ impl App {
             uploads,
             exports,
             chats: Chats::default(),
+            reports: Reports::default(),
             heavy: Semaphore::new(cores),
             secret: rand::random(),
         }))
@@ -127,6 +130,10 @@ impl App {
 
     pub fn known(&self) -> &Known {
         &self.0.known
+    }
+
+    pub fn reports(&self) -> &Reports {
+        &self.0.reports
     }
 
     pub fn chats(&self) -> &Chats {

@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::error::Result;
 use crate::futures::issue::Key;
 use crate::futures::journal::Entry;
-use crate::ids::SessionId;
+use crate::ids::{OwnerId, SessionId};
 
 use super::checkpoints::wire_row;
 use super::create::{lora_rank, wire_name};
 use super::state::App;
 
-/// Reports of the client that are taken in, the newest.
-const MAX_REPORTS: u64 = 1000;
+/// Bytes of the clients' reports that are taken in, the newest.
+const REPORTS: usize = 16 << 20;
 
 pub struct Timeline {
     events: Vec<Value>,
@@ -24,7 +24,7 @@ pub struct Timeline {
 }
 
 /// All that is known of a session: its rows, its requests since the server started, what its clients reported.
-pub async fn of(app: &App, id: &SessionId) -> Result<Timeline> {
+pub async fn of(app: &App, owner: &OwnerId, id: &SessionId) -> Result<Timeline> {
     let store = app.store();
     let (mut runs, mut samplers) = (Vec::new(), Vec::new());
     for run in store.session_runs(id).await? {
@@ -49,7 +49,7 @@ pub async fn of(app: &App, id: &SessionId) -> Result<Timeline> {
         })
     });
     let mut events = requests(&app.futures().journal_of(id));
-    for (at, body) in store.session_telemetry(id, MAX_REPORTS).await? {
+    for (at, body) in store.session_telemetry(owner, id, REPORTS).await? {
         events.extend(reports(at, &body));
     }
     let metadata = json!({"session": session, "training_runs": runs, "samplers": samplers});

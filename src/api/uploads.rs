@@ -129,6 +129,10 @@ async fn make(app: &App, upload: &Upload) -> Result<CheckpointPath> {
         public: false,
         user_metadata: user_metadata.clone(),
     };
+    // Uploads may have been begun together, each when there was room for it alone.
+    let _turn = app.copying().lock().await;
+    let room = app.futures().check_disk(&checkpoint.owner, &checkpoint.path, size_bytes).await;
+    room.inspect_err(|_| app.futures().discard(dir.clone()))?;
     let held = Held { place, checkpoint, origin: "an uploaded adapter".into(), run_metadata: user_metadata };
     app.list_held(held).await.inspect_err(|_| app.futures().discard(dir))?;
     Ok(path)

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use crate::command::SampleRequest;
 use crate::engine::job::Job;
+use crate::engine::meter::Piece;
 use crate::engine::models::Models;
 use crate::engine::prefill::{context, kv_values, rows_of};
 use crate::engine::sample::{Parts, Sampler};
@@ -125,7 +126,7 @@ impl Sampler {
         let context = context(models, &sources[0], &batch);
         let shares = now.iter().map(|a| (self.job(a.job).origin.promise.clone(), 1)).collect();
         let mut caches: Vec<&mut KvCache> = now.iter_mut().map(|a| &mut a.cache).collect();
-        models.meter.samples(shares, || download(context.logits(&context.decode(&mut caches))))
+        models.meter.samples(Piece::Tokens, shares, || download(context.logits(&context.decode(&mut caches))))
     }
 }
 

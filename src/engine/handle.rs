@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 
 use crate::command::{Command, Outcome, TokenEvent};
 use crate::engine::load::{Board, Done, Load};
-use crate::engine::meter::{Consumer, Meter};
+use crate::engine::meter::{Consumer, Meter, Spent};
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
 
@@ -107,8 +106,8 @@ impl Handle {
         Self { meter, ..self }
     }
 
-    /// Device time spent on this consumer since the last call. All of a request's is there when its outcome is.
-    pub fn take_device_time(&self, consumer: &Consumer) -> Duration {
+    /// What was done for this consumer since the last call. All of a request's is there when its outcome is.
+    pub fn take_spent(&self, consumer: &Consumer) -> Spent {
         self.meter.take(consumer)
     }
 

@@ -14,13 +14,54 @@ pub enum Consumer {
     Sample(RequestId),
 }
 
+/// What was done for a consumer since somebody last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    pub time: Duration,
+    pub prompt_tokens: u64,
+    pub drawn_tokens: u64,
+}
+
+/// A piece of a sample's work, and what its shares count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Tokens of a prompt that are run.
+    Prompt,
+    /// Questions about a prompt; the share is a weight alone.
+    Questions,
+    /// Sequences that grow by a token.
+    Tokens,
+}
+
 /// Clones share the counts.
 #[derive(Clone, Default)]
-pub struct Meter(Arc<Mutex<HashMap<Consumer, Duration>>>);
+pub struct Meter(Arc<Mutex<HashMap<Consumer, Spent>>>);
 
 impl Meter {
     /// Work that took `time` and was done for all of these at once, each with its share (tokens, rows).
     pub fn spent(&self, time: Duration, consumers: Vec<(Consumer, usize)>) {
+        self.add(time, consumers, |_, _| {});
+    }
+
+    /// Does a piece of work for samples, by their promises, and notes it.
+    pub fn samples<T>(&self, piece: Piece, shares: Vec<(RequestId, usize)>, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let done = work();
+        let consumers = shares.into_iter().map(|(id, share)| (Consumer::Sample(id), share)).collect();
+        self.add(start.elapsed(), consumers, |spent, share| match piece {
+            Piece::Prompt => spent.prompt_tokens += share as u64,
+            Piece::Questions => {}
+            Piece::Tokens => spent.drawn_tokens += share as u64,
+        });
+        done
+    }
+
+    /// What was spent since the last call.
+    pub fn take(&self, consumer: &Consumer) -> Spent {
+        self.lock().remove(consumer).unwrap_or_default()
+    }
+
+    fn add(&self, time: Duration, consumers: Vec<(Consumer, usize)>, count: impl Fn(&mut Spent, usize)) {
         let all: usize = consumers.iter().map(|(_, share)| share).sum();
         let mut counts = self.lock();
         // What nobody takes must not pile up: it is then little and old.
@@ -28,24 +69,13 @@ impl Meter {
             counts.clear();
         }
         for (consumer, share) in consumers {
-            *counts.entry(consumer).or_default() += time.mul_f64(share as f64 / all.max(1) as f64);
+            let spent = counts.entry(consumer).or_default();
+            spent.time += time.mul_f64(share as f64 / all.max(1) as f64);
+            count(spent, share);
         }
     }
 
-    /// Does work for samples, by their promises, and notes its time.
-    pub fn samples<T>(&self, shares: Vec<(RequestId, usize)>, work: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let done = work();
-        self.spent(start.elapsed(), shares.into_iter().map(|(id, share)| (Consumer::Sample(id), share)).collect());
-        done
-    }
-
-    /// The time spent since the last call.
-    pub fn take(&self, consumer: &Consumer) -> Duration {
-        self.lock().remove(consumer).unwrap_or_default()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Consumer, Duration>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Consumer, Spent>> {
         self.0.lock().expect("no code panics while it holds the counts")
     }
 }
@@ -61,8 +91,20 @@ mod tests {
         meter.spent(Duration::from_secs(4), vec![(run.clone(), 3), (sample.clone(), 1)]);
         meter.spent(Duration::from_secs(1), vec![(run.clone(), 5)]);
         meter.spent(Duration::from_secs(1), vec![]);
-        assert_eq!(meter.take(&run), Duration::from_secs(4));
-        assert_eq!(meter.take(&run), Duration::ZERO);
-        assert_eq!(meter.take(&sample), Duration::from_secs(1));
+        assert_eq!(meter.take(&run).time, Duration::from_secs(4));
+        assert_eq!(meter.take(&run), Spent::default());
+        assert_eq!(meter.take(&sample).time, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_samples_tokens_are_counted_by_kind() {
+        let (meter, id) = (Meter::default(), RequestId("p".into()));
+        meter.samples(Piece::Prompt, vec![(id.clone(), 7)], || ());
+        meter.samples(Piece::Questions, vec![(id.clone(), 1)], || ());
+        for _ in 0..3 {
+            meter.samples(Piece::Tokens, vec![(id.clone(), 1), (id.clone(), 1)], || ());
+        }
+        let spent = meter.take(&Consumer::Sample(id));
+        assert_eq!((spent.prompt_tokens, spent.drawn_tokens), (7, 6));
     }
 }

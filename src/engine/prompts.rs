@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::engine::job::Job;
+use crate::engine::meter::Piece;
 use crate::engine::models::Models;
 use crate::engine::prefill::{PIECE_TOKENS, PromptRun, run_pieces};
 use crate::engine::sample::{Parts, Sampler};
@@ -21,7 +22,7 @@ impl Sampler {
             Some(at) => {
                 let prompt = &mut self.prompts[at];
                 let part = vec![(prompt.waiting.origin.promise.clone(), 1)];
-                let answer = || models.meter.samples(part, || prompt.answer(models));
+                let answer = || models.meter.samples(Piece::Questions, part, || prompt.answer(models));
                 let answered = catch_unwind(AssertUnwindSafe(answer));
                 if let Err(e) = answered.unwrap_or_else(|_| Err(panicked())) {
                     self.drop_prompt(at, e);
@@ -113,7 +114,7 @@ impl Sampler {
         let mut runs: Vec<&mut PromptRun> = chosen.iter().filter_map(|(at, _)| places[*at].take()).collect();
         let tokens: Vec<usize> = chosen.iter().map(|(_, n)| *n).collect();
         let parts = runs.iter().zip(&tokens).map(|(r, n)| (r.waiting.origin.promise.clone(), *n)).collect();
-        let run = || models.meter.samples(parts, || run_pieces(models, &mut runs, &tokens));
+        let run = || models.meter.samples(Piece::Prompt, parts, || run_pieces(models, &mut runs, &tokens));
         catch_unwind(AssertUnwindSafe(run)).map_err(|_| panicked())
     }
 

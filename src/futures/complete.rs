@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::accounts::tally::Tally;
 use crate::command::{Command, Outcome, TargetLayout};
-use crate::engine::meter::Consumer;
+use crate::engine::meter::{Consumer, Spent};
 use crate::error::{Error, Result};
 use crate::ids::{CheckpointPath, ModelId, RequestId};
 use crate::store::checkpoints::CheckpointRow;
@@ -124,16 +124,21 @@ impl Guard {
         self.futures.settle(&self.id, result);
     }
 
-    /// Notes what the request took: of one that failed only the device's time.
+    /// Notes what the request took; of a sample that failed or was cancelled, what the device had done for it.
     fn count(&mut self, succeeded: bool) {
         if let Some(model) = self.creates.take().filter(|_| !succeeded) {
             self.futures.runs.end(&model);
         }
-        let device = self.consumer.take().map(|consumer| self.futures.engine.take_device_time(&consumer));
-        let took = if succeeded { self.took } else { Counters::default() };
-        let took = Counters { device_micros: device.unwrap_or_default().as_micros() as u64, ..took };
+        let spent = self.consumer.take().map(|consumer| self.futures.engine.take_spent(&consumer)).unwrap_or_default();
+        let took = if succeeded { self.took } else { done(&spent) };
+        let took = Counters { device_micros: spent.time.as_micros() as u64, ..took };
         self.futures.took(self.tally.spender.take(), took);
     }
+}
+
+/// The tokens the device worked on.
+pub(super) fn done(spent: &Spent) -> Counters {
+    Counters { prefill_tokens: spent.prompt_tokens, sampled_tokens: spent.drawn_tokens, ..Counters::default() }
 }
 
 impl Drop for Guard {

@@ -10,6 +10,7 @@ use crate::store::usage::Counters;
 
 use super::Futures;
 use super::admission::Full;
+use super::complete::done;
 
 impl Futures {
     /// Takes a sample out of its account's rates. → the reply to give to the engine with it, which counts what it took
@@ -25,8 +26,9 @@ impl Futures {
         }
         let futures = self.clone();
         Ok(Box::new(move |outcome| {
-            let took = outcome.as_ref().map_or(Counters::default(), |outcome| tally.with(outcome));
-            let device_micros = futures.engine.take_device_time(&consumer).as_micros() as u64;
+            let spent = futures.engine.take_spent(&consumer);
+            let took = outcome.as_ref().map_or_else(|_| done(&spent), |outcome| tally.with(outcome));
+            let device_micros = spent.time.as_micros() as u64;
             futures.took(tally.spender, Counters { device_micros, ..took });
             reply(outcome);
         }))

@@ -16,6 +16,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// How long the clients' reports of faults are kept.
 const TELEMETRY: TimeDelta = TimeDelta::days(30);
 
+/// And how many bytes of them for each account, the newest.
+const TELEMETRY_BYTES: u64 = 64 << 20;
+
 /// How long the key of a copy is remembered; clients repeat one for minutes.
 const COPIES: TimeDelta = TimeDelta::days(1);
 
@@ -60,7 +63,7 @@ pub async fn forever(app: App) {
         if let Err(e) = expired_checkpoints(&app).await {
             tracing::warn!(error = %e, "expired checkpoints not removed");
         }
-        if let Err(e) = app.store().purge_telemetry(Utc::now() - TELEMETRY).await {
+        if let Err(e) = app.store().purge_telemetry(Utc::now() - TELEMETRY, TELEMETRY_BYTES).await {
             tracing::warn!(error = %e, "old telemetry not removed");
         }
         if round.is_multiple_of(AUDIT_ROUNDS)

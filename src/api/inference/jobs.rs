@@ -15,6 +15,14 @@ use crate::ids::{OwnerId, RequestId};
 
 use super::target::Target;
 
+/// Logprobs of alternatives that one request may ask for, all prompts and samples together: each becomes an object of the
+/// answer, with its text.
+const MAX_LOGPROBS: usize = 1 << 20;
+
+/// Bytes of memory that one of them takes, and one of a token that is followed.
+const LOGPROB_BYTES: usize = 400;
+const TOKEN_BYTES: usize = 64;
+
 /// The prompts of one request. Dropping it ends their work.
 pub struct Jobs {
     events: SelectAll<BoxStream<'static, (usize, TokenEvent)>>,
@@ -42,7 +50,7 @@ impl Jobs {
     /// Submits one sample request for each prompt; `permit` is the first one's, the others get their own.
     ///
     /// # Errors
-    /// 429 when there is no room for them now.
+    /// 429 when there is no room for them now; a user error when the answer would be too large.
     pub fn start(
         app: &App,
         owner: &OwnerId,
@@ -51,16 +59,26 @@ impl Jobs {
         permit: Permit,
         followed: bool,
     ) -> ApiResult<Self> {
+        let asked = requests.iter().map(logprobs).fold(0, usize::saturating_add);
+        if asked > MAX_LOGPROBS {
+            return Err(Error::user(format!(
+                "the request asks for up to {asked} logprobs (tokens × (alternatives + 1), of all prompts and samples); \
+                 the limit is {MAX_LOGPROBS}: ask for fewer at a time"
+            ))
+            .into());
+        }
         let mut permits = vec![permit];
         while permits.len() < requests.len() {
             permits.push(app.futures().admission().enter(owner)?);
         }
         let mut commands = Vec::new();
         for (request, permit) in requests.into_iter().zip(&mut permits) {
+            let told = if followed { request.num_samples.saturating_mul(request.params.max_tokens) } else { 0 };
+            let answer = logprobs(&request) * LOGPROB_BYTES + told.saturating_mul(TOKEN_BYTES);
             let origin = Origin { owner: owner.clone(), session: target.session.clone(), promise: RequestId::random() };
             let promise = origin.promise.clone();
             let command = Command::Sample { origin, request };
-            permit.grow(size_bytes(&command))?;
+            permit.grow(size_bytes(&command).saturating_add(answer))?;
             commands.push((promise, command));
         }
         let mut jobs = Self { events: select_all([]), replies: Vec::new(), running: Vec::new() };
@@ -113,6 +131,13 @@ impl Jobs {
         }
         Ok(outputs)
     }
+}
+
+/// How many logprobs with their alternatives the answer may hold.
+fn logprobs(request: &SampleRequest) -> usize {
+    let rows = |tokens: usize, k: usize| if k > 0 { tokens.saturating_mul(k + 1) } else { 0 };
+    let drawn = request.num_samples.saturating_mul(request.params.max_tokens);
+    rows(request.prompt.len(), request.topk_prompt_logprobs).saturating_add(rows(drawn, request.topk_sample_logprobs))
 }
 
 #[cfg(test)]
@@ -182,5 +207,21 @@ mod tests {
         let (jobs, submitted) = start(&app, 1, false, &engine).await;
         drop(submitted);
         assert!(jobs.outputs().await.unwrap_err().message.contains("dropped"));
+    }
+
+    #[tokio::test]
+    async fn an_answer_too_large_for_memory_is_refused_before_the_work() {
+        let (app, engine) = testing::app().await;
+        let target = app.target(&owner(), "tiny").await.unwrap();
+        let one = Settings::default().request(&app, &target, &[1; 7], None).unwrap();
+        let request = SampleRequest { topk_prompt_logprobs: 99_999, topk_sample_logprobs: 0, ..one };
+        assert_eq!(logprobs(&request), 700_000);
+        let start = |requests| {
+            let permit = app.futures().admission().enter(&owner()).unwrap();
+            Jobs::start(&app, &owner(), &target, requests, permit, false)
+        };
+        assert!(start(vec![request.clone()]).is_ok());
+        assert!(start(vec![request; 2]).is_err());
+        drop(engine);
     }
 }
