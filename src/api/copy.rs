@@ -65,13 +65,13 @@ async fn copy(
     owner: &OwnerId,
     (source, token): (&CheckpointPath, Option<&str>),
     r: &CopyWeightsRequest,
-) -> Result<CheckpointPath> {
+) -> ApiResult<CheckpointPath> {
     let ttl = ttl(r.ttl_seconds)?;
     let place = place(app, owner, r).await?;
     // Whether the caller may read the source is decided here and nowhere else.
     let original = app.readable_with(owner, token, source).await?;
     let path = CheckpointPath { run: place.run(), kind: source.kind, name: source.name.clone() };
-    app.futures().check_disk(owner, &path, original.size_bytes).await?;
+    app.room_on_disk(owner, &path, original.size_bytes).await?;
     let (from, dir) = (original.dir.clone(), app.new_checkpoint_dir(&path));
     let to = dir.clone();
     app.heavy(move || crate::checkpoint::share(&from, &to)).await??;
@@ -119,7 +119,9 @@ mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
     use crate::command::RunKind;
-    use crate::error::Category;
+    use crate::config::quotas::Quotas;
+    use axum::http::StatusCode;
+    use axum::response::IntoResponse;
 
     /// An app with a checkpoint of `owner` whose only file says "x".
     async fn app_with_checkpoint() -> (App, CheckpointRow) {
@@ -199,11 +201,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_copy_beyond_the_disk_quota_is_forbidden() {
+        let (app, row) = app_with_checkpoint().await;
+        let with = |limit| Quotas { disk_bytes: Some(limit), ..Quotas::default() };
+        app.futures().accounts().set(owner(), with(1));
+        let e = ask(&app, owner(), "k", &into_project(&row)).await.unwrap_err();
+        assert!(format!("{e:?}").contains("disk_bytes: limit 1, used 1"), "{e:?}");
+        assert_eq!(e.into_response().status(), StatusCode::FORBIDDEN);
+        app.futures().accounts().set(owner(), with(2));
+        assert!(ask(&app, owner(), "k", &into_project(&row)).await.is_ok());
+        std::fs::remove_dir_all(app.checkpoints_dir()).unwrap();
+    }
+
+    #[tokio::test]
     async fn only_what_can_be_read_is_copied_and_only_into_a_free_place() {
         let (app, row) = app_with_checkpoint().await;
         let stranger = OwnerId("other".into());
         let e = copy(&app, &stranger, (&row.path, None), &into_project(&row)).await.unwrap_err();
-        assert_eq!(e.category, Category::NotFound);
+        assert_eq!(e.into_response().status(), StatusCode::NOT_FOUND);
         app.store().set_checkpoint_public(&row.path, true).await.unwrap();
         assert!(copy(&app, &stranger, (&row.path, None), &into_project(&row)).await.is_ok());
         let session = testing::session(&app, Utc::now()).await.id;
@@ -215,7 +230,7 @@ mod tests {
         };
         assert_eq!(copy(&app, &owner(), (&row.path, None), &slot).await.unwrap().run, session.model(3));
         let e = copy(&app, &owner(), (&row.path, None), &slot).await.unwrap_err();
-        assert!(e.message.contains("model_seq_id 3"), "{e}");
+        assert!(format!("{e:?}").contains("model_seq_id 3"), "{e:?}");
         assert!(copy(&app, &stranger, (&row.path, None), &slot).await.is_err());
         let nowhere = CopyWeightsRequest { source_path: row.path.to_string(), ..Default::default() };
         assert!(copy(&app, &owner(), (&row.path, None), &nowhere).await.is_err());

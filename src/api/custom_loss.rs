@@ -22,6 +22,8 @@ use super::error::ApiResult;
 use super::state::App;
 use super::submit::{Promise, promise};
 
+/// The endpoint, as it stands in the journal.
+const KIND: &str = "create_custom_loss";
 /// Losses that a session may keep.
 const MAX_PER_SESSION: u64 = 256;
 /// Bytes of a name.
@@ -39,7 +41,7 @@ pub async fn create_custom_loss(
 ) -> ApiResult<Promise> {
     let session = SessionId(r.session_id.clone());
     app.open_session(&owner, &session).await?;
-    let meaning = meaning::of_request("create_custom_loss", &r);
+    let meaning = meaning::of_request(KIND, &r);
     let key = Key::CustomLoss { session: session.clone(), seq: r.custom_loss_seq_id };
     if let Some(id) = app.futures().find(&key, meaning)? {
         return Ok(promise(id, None));
@@ -68,7 +70,7 @@ pub async fn create_custom_loss(
         tracing::info!(session = %row.session, loss = %id, "custom loss kept");
         app.ready_losses().insert(row, program);
     }
-    let id = app.futures().kept(owner, key, meaning, Answer::LossKept { loss: kept.id })?;
+    let id = app.futures().kept(owner, (KIND, key), meaning, Answer::LossKept { loss: kept.id })?;
     Ok(promise(id, None))
 }
 

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use crate::accounts::runs::{LiveRun, TooMany};
 use crate::config::quotas::Quotas;
 use crate::error::{Category, Error};
-use crate::ids::OwnerId;
+use crate::ids::{CheckpointPath, OwnerId};
 use crate::store::runs::RunRow;
 
 use super::error::{ApiError, ApiResult};
@@ -30,6 +30,11 @@ impl App {
             );
             ApiError::new(StatusCode::FORBIDDEN, detail)
         })
+    }
+
+    /// Refuses `more` bytes under this path when the account's disk quota has no room for them.
+    pub async fn room_on_disk(&self, owner: &OwnerId, path: &CheckpointPath, more: u64) -> ApiResult<()> {
+        self.futures().check_disk(owner, path, more).await.map_err(refused)
     }
 }
 

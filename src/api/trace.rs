@@ -49,10 +49,24 @@ pub fn on_sampler(sampler: impl Display, seq_id: u64) {
     Span::current().record("sampler", field::display(sampler)).record("seq_id", seq_id);
 }
 
-/// A download link's token is as good as a key: it does not belong into a log.
+/// What a link's token follows. It is as good as a key and does not belong into a log.
+const LINKS: [&str; 3] = ["/download/", "/export/", "/upload/"];
+
 fn path_for_log(path: &str) -> &str {
-    match path.find("/download/") {
-        Some(at) => &path[..at + "/download/".len()],
-        None => path,
+    let token = LINKS.iter().filter_map(|link| path.find(link).map(|at| at + link.len())).min();
+    &path[..token.unwrap_or(path.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_links_token_is_logged() {
+        for link in ["/api/v1/download/", "/api/v1/export/", "/api/v1/upload/"] {
+            assert_eq!(path_for_log(&format!("{link}TOKEN/file")), link);
+        }
+        assert_eq!(path_for_log("/api/v1/export/TOKEN/upload/x"), "/api/v1/export/");
+        assert_eq!(path_for_log("/api/v1/asample"), "/api/v1/asample");
     }
 }

@@ -53,7 +53,7 @@ pub async fn start(
     // What it is to become has no run yet; only the bytes count.
     let size = r.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.size_bytes));
     let place = CheckpointPath { run: Place::own(None).run(), kind: CheckpointKind::Training, name: wish.name.clone() };
-    app.futures().check_disk(&owner, &place, size).await?;
+    app.room_on_disk(&owner, &place, size).await?;
     let files: Vec<_> = r.files.into_iter().map(|f| (f.name, f.size_bytes)).collect();
     let upload = app.uploads().start(&owner, &files, wish)?;
     let base = format!("{}/upload/{}", api_url(&app, &headers), app.links().seal("upload", &upload.id, upload.expires));

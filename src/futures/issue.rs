@@ -11,6 +11,7 @@ use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 use super::Futures;
 use super::admission::Permit;
 use super::complete::{Completion, Guard};
+use super::journal::kind;
 use super::pace::Held;
 use super::state::Answer;
 use super::table::{Claim, Table};
@@ -89,7 +90,7 @@ impl Futures {
             if let Some(id) = find(&table, &key, meaning)? {
                 return Ok(Issued { id, new: false });
             }
-            self.journal().began(&id, &key, &completion);
+            self.journal().began(&id, kind(&completion), &key);
             table.insert(id.clone(), owner.clone(), key.clone(), meaning);
         }
         tracing::debug!(request = %id, "issued");
@@ -121,15 +122,24 @@ impl Futures {
         Ok(Issued { id, new: true })
     }
 
-    /// The promise of work that is done already and needs no engine. A repeat's keeps the answer it has.
-    pub fn kept(&self, owner: OwnerId, key: Key, meaning: u64, answer: Answer) -> Result<RequestId> {
-        let mut table = self.lock();
-        if let Some(id) = find(&table, &key, meaning)? {
-            return Ok(id);
-        }
+    /// The promise of work of this kind that is done already and needs no engine. A repeat's keeps the answer it has.
+    pub fn kept(
+        &self,
+        owner: OwnerId,
+        (kind, key): (&'static str, Key),
+        meaning: u64,
+        answer: Answer,
+    ) -> Result<RequestId> {
         let id = RequestId::random();
-        table.insert(id.clone(), owner, key, meaning);
-        table.settle(&id, Ok(answer), self.retention.bytes);
+        {
+            let mut table = self.lock();
+            if let Some(id) = find(&table, &key, meaning)? {
+                return Ok(id);
+            }
+            self.journal().began(&id, kind, &key);
+            table.insert(id.clone(), owner, key, meaning);
+        }
+        self.settle(&id, Ok(answer));
         Ok(id)
     }
 
@@ -176,6 +186,7 @@ mod tests {
     use super::*;
     use crate::command::Outcome;
     use crate::futures::testing::{Rig, owner, run, step};
+    use crate::ids::LossId;
 
     #[tokio::test]
     async fn a_repeat_gets_the_same_promise_and_is_not_submitted_again() {
@@ -210,6 +221,21 @@ mod tests {
         rig.futures.refuse(run(), 2);
         assert!(rig.skipped().is_empty());
     }
+
+    #[tokio::test]
+    async fn what_is_kept_at_once_is_in_the_journal_once() {
+        let rig = Rig::new().await;
+        let session = SessionId("s".into());
+        let kept = |loss: &str| {
+            let key = Key::CustomLoss { session: session.clone(), seq: 3 };
+            rig.futures.kept(owner(), ("create_custom_loss", key), 7, Answer::LossKept { loss: LossId(loss.into()) })
+        };
+        let id = kept("a").unwrap();
+        assert_eq!(kept("b").unwrap(), id);
+        let [entry] = &rig.futures.journal_of(&session)[..] else { panic!("one entry") };
+        assert_eq!((&entry.id, entry.kind, &entry.failure), (&id, "create_custom_loss", &None));
+    }
+
     #[tokio::test]
     async fn a_permit_is_held_until_the_promise_settles() {
         let rig = Rig::new().await;

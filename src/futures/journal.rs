@@ -38,8 +38,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    pub fn began(&mut self, id: &RequestId, key: &Key, completion: &Completion) {
-        self.open.insert(id.clone(), (kind(completion), key.clone(), Utc::now()));
+    pub fn began(&mut self, id: &RequestId, kind: &'static str, key: &Key) {
+        self.open.insert(id.clone(), (kind, key.clone(), Utc::now()));
     }
 
     pub fn ended(&mut self, id: &RequestId, result: &Result<Answer>) {
@@ -79,7 +79,8 @@ impl Journal {
     }
 }
 
-fn kind(completion: &Completion) -> &'static str {
+/// The endpoint that leads to this completion.
+pub(super) fn kind(completion: &Completion) -> &'static str {
     match completion {
         Completion::Create { path: None, .. } => "create_model",
         Completion::Create { path: Some(_), .. } | Completion::Load { .. } => "load_weights",
@@ -109,7 +110,7 @@ mod tests {
 
     fn end(journal: &mut Journal, session: &str, seq: u64, result: &Result<Answer>) {
         let (id, key) = (RequestId::random(), Key::Run { model: ModelId(format!("{session}:train:0")), seq });
-        journal.began(&id, &key, &Completion::OptimStep);
+        journal.began(&id, kind(&Completion::OptimStep), &key);
         journal.ended(&id, result);
     }
 

@@ -72,10 +72,11 @@ fn read(row: &AnyRow) -> Result<CustomLossRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::testing::empty_store;
 
     #[tokio::test]
     async fn the_first_of_a_number_stays_until_its_session_ends() {
-        let store = Store::open("sqlite::memory:").await.unwrap();
+        let store = empty_store().await;
         let row = |id: &str, seq, body: &str| CustomLossRow {
             id: LossId(id.into()),
             owner: OwnerId("o".into()),

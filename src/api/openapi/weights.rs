@@ -117,6 +117,7 @@ fn brought() -> Vec<Operation> {
             )
             .takes::<CopyWeightsRequest>(json!({ "source_path": CHECKPOINT, "destination_project_id": "my-project" }))
             .gives::<CopyWeightsResponse>("The copy.", json!({ "tinker_path": CHECKPOINT }))
+            .within_quota()
             .may_miss(),
         post("/api/v1/external_weights_upload_start", "external_weights_upload_start")
             .says(
@@ -134,7 +135,8 @@ fn brought() -> Vec<Operation> {
                     "upload_id": "UPLOAD_ID", "expires": TIME,
                     "urls": { "adapter_config.json": "http://127.0.0.1:8000/api/v1/upload/TOKEN/adapter_config.json" },
                 }),
-            ),
+            )
+            .within_quota(),
         put("/api/v1/upload/{token}/{file}", "upload")
             .says("A file of an upload", "Needs no key: the token in the link is the permission.")
             .open()

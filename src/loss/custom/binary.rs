@@ -4,7 +4,7 @@ use std::f64::consts::LN_2;
 
 use super::args::{Args, fit};
 use super::eval::Eval;
-use super::ops::{Op, Run};
+use super::ops::{Op, Run, call};
 use super::unary::flag;
 use super::value::{Dtype, Tensor, Value, promote, refuse};
 use crate::error::Result;
@@ -19,10 +19,6 @@ const fn smooth(name: &'static str, f: fn([f64; 2]) -> (f64, [f64; 2])) -> Op {
 
 const fn check(name: &'static str, f: fn(f64, f64) -> bool) -> Op {
     Op { name, params: "input other", run: Run::Compare(f) }
-}
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
 }
 
 pub const OPS: &[Op] = &[

@@ -2,13 +2,9 @@
 
 use super::args::Args;
 use super::eval::Eval;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("zeros_like", "input dtype", |ev, a| like(ev, a, 1, 0.0)),

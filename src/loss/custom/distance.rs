@@ -3,15 +3,11 @@
 use super::args::Args;
 use super::binary::mul;
 use super::eval::Eval;
-use super::ops::{Op, Run, reduction};
+use super::ops::{Op, call, reduction};
 use super::reduce::{mean, scale, sum};
 use super::unary::{sigmoid, sign, softplus};
 use super::value::{Tensor, Value, promote, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("mse_loss", "input target size_average reduce reduction weight", |ev, a| {

@@ -3,15 +3,11 @@
 use super::args::Args;
 use super::binary::{add, mul, over};
 use super::eval::Eval;
-use super::ops::{self, Op, Run};
+use super::ops::{self, Op, call};
 use super::reduce::{log_sum_exp, norm, sum};
 use super::unary::sigmoid;
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("log_softmax", "input dim dtype", |ev, a| Ok(log_softmax(ev, a, 1.0)?.into())),

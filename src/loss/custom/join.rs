@@ -3,16 +3,12 @@
 use super::args::Args;
 use super::eval::Eval;
 use super::layout::broadcasted;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::select::{along, without};
 use super::shape::{Lines, axis, broadcast};
 use super::tape::{Edge, Factor, Link};
 use super::value::{Tensor, Value, promote, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("cat", "tensors dim", |ev, a| {

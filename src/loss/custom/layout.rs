@@ -2,14 +2,10 @@
 
 use super::args::Args;
 use super::eval::Eval;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::shape::{axis, broadcast, count, spread, strides, walk};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("reshape", "input *shape", |ev, a| {

@@ -4,16 +4,12 @@ use std::cmp::Ordering;
 
 use super::args::Args;
 use super::eval::Eval;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::reduce::shared_extreme;
 use super::shape::Lines;
 use super::tape::{Edge, Link};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("cumsum", "input dim dtype", |ev, a| scan(ev, a, |y, x| (y + x, 1.0, 1.0), 0.0)),

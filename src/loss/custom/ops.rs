@@ -38,6 +38,11 @@ pub struct Op {
     pub run: Run,
 }
 
+/// An operation that is a function of its arguments as a whole.
+pub const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
+    Op { name, params, run: Run::Call(f) }
+}
+
 const FAMILIES: [&[Op]; 14] = [
     unary::OPS,
     binary::OPS,

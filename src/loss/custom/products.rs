@@ -4,14 +4,10 @@ use super::args::Args;
 use super::binary::mul;
 use super::eval::Eval;
 use super::layout::permuted;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::reduce::sum;
 use super::value::{Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("matmul", "input other", |ev, a| product(ev, &a.tensor(0)?, &a.tensor(1)?)),

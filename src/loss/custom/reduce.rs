@@ -3,16 +3,12 @@
 use super::args::Args;
 use super::binary::{add, over};
 use super::eval::Eval;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::shape::{strides, walk};
 use super::tape::{Edge, Factor, Link};
 use super::unary::{flag, sign, test};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("sum", "input dim keepdim dtype", |ev, a| {

@@ -2,16 +2,12 @@
 
 use super::args::Args;
 use super::eval::Eval;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::select::{along, flat_index, places};
 use super::shape::{Lines, strides, walk};
 use super::tape::{Edge, Factor, Link};
 use super::value::{Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("scatter", "input dim index src value", |ev, a| {

@@ -3,14 +3,10 @@
 use super::args::Args;
 use super::eval::{Eval, NOWHERE};
 use super::layout::broadcasted;
-use super::ops::{Op, Run};
+use super::ops::{Op, call};
 use super::shape::{Lines, broadcast, strides, walk};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
-}
 
 pub const OPS: &[Op] = &[
     call("getitem", "input index", getitem),

@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_2_SQRT_PI, LN_2, LN_10, PI, SQRT_2};
 
 use super::args::Args;
 use super::eval::Eval;
-use super::ops::{Op, Run};
+use super::ops::{Op, Run, call};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
 
@@ -18,10 +18,6 @@ const fn same(name: &'static str, f: fn(f64) -> (f64, f64)) -> Op {
 
 const fn check(name: &'static str, f: fn(f64) -> bool) -> Op {
     Op { name, params: "input", run: Run::Test(f) }
-}
-
-const fn call(name: &'static str, params: &'static str, f: fn(&mut Eval, &Args) -> Result<Value>) -> Op {
-    Op { name, params, run: Run::Call(f) }
 }
 
 pub const OPS: &[Op] = &[
