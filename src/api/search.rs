@@ -5,9 +5,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use tinderbox_client::types::search::{
-    CheckpointSearchCursor, CheckpointSearchRequest, CheckpointSearchResponse, FinishReasonName, SearchOwner,
-    SessionSearchCursor, SessionSearchRequest, SessionSearchResponse, SessionStatus, SessionStatusQuery,
-    SessionSummary,
+    CheckpointSearchCursor, CheckpointSearchRequest, CheckpointSearchResponse, SearchOwner, SessionSearchCursor,
+    SessionSearchRequest, SessionSearchResponse, SessionStatus, SessionStatusQuery, SessionSummary,
 };
 use tinderbox_client::types::sessions::FinishReason;
 
@@ -178,7 +177,7 @@ fn status_matches(finish: Option<&Finish>, wanted: &SessionStatusQuery) -> bool 
         (SessionStatus::Active, SessionStatusQuery::Active) => true,
         (SessionStatus::Cancelled { .. }, SessionStatusQuery::Cancelled) => true,
         (SessionStatus::ClientFinished { reason, .. }, SessionStatusQuery::ClientFinished { reasons }) => {
-            reasons.as_ref().is_none_or(|any| any.contains(&name(reason)))
+            reasons.as_ref().is_none_or(|any| any.contains(&reason))
         }
         _ => false,
     }
@@ -187,20 +186,10 @@ fn status_matches(finish: Option<&Finish>, wanted: &SessionStatusQuery) -> bool 
 /// A session that fell silent counts as cancelled: its client never said how it ended.
 fn status(finish: Option<&Finish>) -> SessionStatus {
     let Some(finish) = finish else { return SessionStatus::Active };
-    let reason = match finish.reason.as_str() {
-        "success" => FinishReason::Success,
-        "errored" => FinishReason::Errored,
-        "interrupted" => FinishReason::Interrupted,
-        _ => return SessionStatus::Cancelled { detail: finish.detail.clone() },
-    };
-    SessionStatus::ClientFinished { reason, detail: finish.detail.clone() }
-}
-
-fn name(reason: FinishReason) -> FinishReasonName {
-    match reason {
-        FinishReason::Success => FinishReasonName::Success,
-        FinishReason::Errored => FinishReasonName::Errored,
-        FinishReason::Interrupted => FinishReasonName::Interrupted,
+    let detail = finish.detail.clone();
+    match FinishReason::of_word(&finish.reason) {
+        Some(reason) => SessionStatus::ClientFinished { reason, detail },
+        None => SessionStatus::Cancelled { detail },
     }
 }
 
@@ -293,8 +282,8 @@ mod tests {
         assert_eq!(ids(&app, with(SessionStatusQuery::Cancelled)).await, [&*two.0]);
         assert_eq!(ids(&app, with(SessionStatusQuery::Failed)).await, [""; 0]);
         assert_eq!(ids(&app, finished(None)).await, [&*one.0]);
-        assert_eq!(ids(&app, finished(Some(vec![FinishReasonName::Errored]))).await, [&*one.0]);
-        assert_eq!(ids(&app, finished(Some(vec![FinishReasonName::Success]))).await, [""; 0]);
+        assert_eq!(ids(&app, finished(Some(vec![FinishReason::Errored]))).await, [&*one.0]);
+        assert_eq!(ids(&app, finished(Some(vec![FinishReason::Success]))).await, [""; 0]);
     }
 
     #[tokio::test]

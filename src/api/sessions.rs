@@ -6,8 +6,8 @@ use chrono::Utc;
 use serde_json::{Value, json};
 use tinderbox_client::types::checkpoints::RunsQuery;
 use tinderbox_client::types::sessions::{
-    AssignProjectRequest, CreateSessionRequest, CreateSessionResponse, FinishReason, FinishSessionRequest,
-    GetSessionResponse, ListSessionsResponse, SessionHeartbeatRequest, SessionHeartbeatResponse,
+    AssignProjectRequest, CreateSessionRequest, CreateSessionResponse, FinishSessionRequest, GetSessionResponse,
+    ListSessionsResponse, SessionHeartbeatRequest, SessionHeartbeatResponse,
 };
 
 use crate::ids::SessionId;
@@ -77,7 +77,7 @@ pub async fn finish(
     let session = app.session(&owner, &SessionId(id)).await?;
     bounded("detail", &r.detail)?;
     if session.finished.is_none() {
-        let finish = Finish { at: Utc::now(), reason: reason(r.reason).into(), detail: r.detail };
+        let finish = Finish { at: Utc::now(), reason: r.reason.word().into(), detail: r.detail };
         app.end_session(&session, finish).await?;
     }
     Ok(Json(json!({})))
@@ -120,12 +120,4 @@ pub async fn set_project(
     app.store().set_session_project(&session.id, &r.project_id).await?;
     app.known().assign(&session, &r.project_id);
     Ok(Json(json!({})))
-}
-
-fn reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Success => "success",
-        FinishReason::Errored => "errored",
-        FinishReason::Interrupted => "interrupted",
-    }
 }

@@ -168,14 +168,6 @@ pub struct ExternalWeightsUrlsResponse {
     pub expires: DateTime<Utc>,
 }
 
-/// `GET …/archive` of SDKs up to 0.35, in its form without a redirect.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct CheckpointArchiveUrlResponse {
-    pub url: String,
-    pub expires: DateTime<Utc>,
-}
-
 /// `POST /weights_info`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -70,14 +70,6 @@ pub enum RequestErrorCategory {
     Unknown,
 }
 
-/// Status 200 with `status: "complete_metadata"`: the result is large, ask again for the payload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "status", rename = "complete_metadata")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct CompleteMetadataResponse {
-    pub response_payload_size: u64,
-}
-
 /// `POST /retrieve_futures`: news of many samples of one sampler (protocol §10.7).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -148,10 +140,6 @@ mod tests {
         );
         let failed = RequestFailedResponse { error: "no".into(), category: RequestErrorCategory::User };
         assert_eq!(serde_json::to_string(&failed).unwrap(), r#"{"error":"no","category":"user"}"#);
-        assert_eq!(
-            serde_json::to_string(&CompleteMetadataResponse { response_payload_size: 3 }).unwrap(),
-            r#"{"status":"complete_metadata","response_payload_size":3}"#
-        );
     }
 
     #[test]

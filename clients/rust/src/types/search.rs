@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::checkpoints::{Checkpoint, CheckpointType};
 use super::lenient::{self, Metadata, default_value};
-use super::sessions::FinishReason;
+use super::sessions::{FinishReason, typed};
 
 default_value!(search_limit: i64 = 50);
 
@@ -76,18 +76,8 @@ pub enum SessionStatusQuery {
     ClientFinished {
         /// Absent = any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        reasons: Option<Vec<FinishReasonName>>,
+        reasons: Option<Vec<FinishReason>>,
     },
-}
-
-/// A [`FinishReason`] by its bare name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum FinishReasonName {
-    Success,
-    Errored,
-    Interrupted,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,6 +126,8 @@ pub enum SessionStatus {
         detail: Option<String>,
     },
     ClientFinished {
+        #[serde(with = "typed")]
+        #[cfg_attr(feature = "schema", schema(value_type = typed::TypedFinishReason))]
         reason: FinishReason,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
@@ -219,7 +211,7 @@ mod tests {
             {"type":"client_finished","reasons":["errored"]}],"limit":2,
             "cursor":{"last_created_at":"2026-01-02T03:04:05+00:00","last_session_id":"s"}}"#;
         let r: SessionSearchRequest = serde_json::from_str(json).unwrap();
-        let errored = SessionStatusQuery::ClientFinished { reasons: Some(vec![FinishReasonName::Errored]) };
+        let errored = SessionStatusQuery::ClientFinished { reasons: Some(vec![FinishReason::Errored]) };
         assert_eq!(r.statuses.unwrap(), [SessionStatusQuery::Active, errored]);
         assert_eq!((r.limit, r.cursor.unwrap().last_session_id.as_str()), (2, "s"));
         assert_eq!(serde_json::from_str::<SessionSearchRequest>("{}").unwrap(), SessionSearchRequest::default());

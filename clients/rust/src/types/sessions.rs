@@ -53,19 +53,59 @@ pub struct SessionHeartbeatResponse {}
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct FinishSessionRequest {
+    #[serde(with = "typed")]
+    #[cfg_attr(feature = "schema", schema(value_type = typed::TypedFinishReason))]
     pub reason: FinishReason,
     /// Sent as an explicit `null` when there is none.
     #[serde(default)]
     pub detail: Option<String>,
 }
 
+/// How a client's session ended, as searches spell it; a session itself says `{"type": "success"}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
+#[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum FinishReason {
     Success,
     Errored,
     Interrupted,
+}
+
+impl FinishReason {
+    /// The word that stands for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Errored => "errored",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// The reason a word stands for.
+    pub fn of_word(word: &str) -> Option<Self> {
+        [Self::Success, Self::Errored, Self::Interrupted].into_iter().find(|reason| reason.word() == word)
+    }
+}
+
+/// A [`FinishReason`] as `{"type": "success"}`.
+pub(super) mod typed {
+    use super::FinishReason;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct TypedFinishReason {
+        #[serde(rename = "type")]
+        reason: FinishReason,
+    }
+
+    pub fn serialize<S: Serializer>(reason: &FinishReason, serializer: S) -> Result<S::Ok, S::Error> {
+        TypedFinishReason { reason: *reason }.serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FinishReason, D::Error> {
+        TypedFinishReason::deserialize(deserializer).map(|typed| typed.reason)
+    }
 }
 
 /// `GET /sessions/{session_id}`.
