@@ -3,24 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::Futures;
-use crate::error::{Error, Result};
-use crate::ids::{CheckpointPath, OwnerId};
 
 impl Futures {
-    /// A user error when `more` bytes under this path would exceed the owner's quota; what lies there is replaced.
-    pub async fn check_disk(&self, owner: &OwnerId, path: &CheckpointPath, more: u64) -> Result<()> {
-        let Some(limit) = self.accounts.quotas(owner).disk_bytes else { return Ok(()) };
-        let used = self.store.stored_bytes(owner, Some(path)).await?;
-        if used.saturating_add(more) <= limit && used < limit {
-            return Ok(());
-        }
-        let this = if more > 0 { format!(" and {path} takes {more}") } else { String::new() };
-        Err(Error::user(format!(
-            "quota disk_bytes: limit {limit}, used {used}{this}; delete checkpoints of this account, or give them a \
-             ttl_seconds, to save more"
-        )))
-    }
-
     /// Delete a directory that no checkpoint names any more, a while from now, unless a sampler still reads it: then the
     /// end of that sampler's session comes back to it. When the server ends before, the next start finds it.
     pub fn discard(&self, dir: PathBuf) {

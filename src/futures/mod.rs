@@ -4,6 +4,7 @@ pub mod admission;
 pub mod complete;
 mod direct;
 mod discard;
+mod disk;
 mod explain;
 pub mod issue;
 pub mod journal;

@@ -59,7 +59,6 @@ pub async fn run(
     upkeep::refresh_keys(&app).await?;
     let router = api::router(app.clone());
     let sweeper = tokio::spawn(sweep::forever(app.clone()));
-    let counter = tokio::spawn(sweep::usage(app.clone()));
     let app_at_end = app.clone();
     let models: Vec<&str> = engine.models().iter().map(|m| m.name.as_str()).collect();
     tracing::info!(models = models.join(", "), keys = app.keys().usable(Utc::now()), "ready on http://{address}");
@@ -97,8 +96,7 @@ pub async fn run(
     if tokio::time::timeout(DRAIN, ended).await.is_err() {
         tracing::warn!("the engine did not stop in {} s", DRAIN.as_secs());
     }
-    sweep::flush(&app_at_end).await;
-    counter.abort();
+    upkeep::count(&app_at_end).await;
     if tokio::time::timeout(DRAIN, upkeep).await.is_err() {
         tracing::warn!("the audit log was not written in {} s", DRAIN.as_secs());
     }

@@ -10,6 +10,8 @@ use crate::api::state::{App, run_dir};
 use crate::error::Result;
 use crate::store::Store;
 
+use super::upkeep;
+
 /// How often things are looked at.
 const INTERVAL: Duration = Duration::from_secs(60);
 
@@ -25,25 +27,6 @@ const COPIES: TimeDelta = TimeDelta::days(1);
 /// How long it is known what each account took in each hour.
 const USAGE: TimeDelta = TimeDelta::days(90);
 
-/// How often what was counted in memory is added to the database.
-const FLUSH: Duration = Duration::from_secs(5);
-
-/// Never ends. What cannot be written stays in memory until the next time.
-pub async fn usage(app: App) {
-    loop {
-        tokio::time::sleep(FLUSH).await;
-        if let Err(e) = app.futures().usage().flush_work(app.store()).await {
-            tracing::warn!(error = %e, "usage not written");
-        }
-    }
-}
-
-/// Adds what was counted since the last time, storage too.
-pub async fn flush(app: &App) {
-    if let Err(e) = app.futures().usage().flush(app.store(), Utc::now()).await {
-        tracing::warn!(error = %e, "usage not written");
-    }
-}
 /// The audit log is counted through once in so many rounds: it may be long.
 const AUDIT_ROUNDS: u32 = 60;
 
@@ -59,7 +42,7 @@ pub async fn forever(app: App) {
             tracing::warn!(error = %e, "old usage not removed");
         }
         // The last of their storage is counted before their rows go.
-        flush(&app).await;
+        upkeep::count(&app).await;
         if let Err(e) = expired_checkpoints(&app).await {
             tracing::warn!(error = %e, "expired checkpoints not removed");
         }

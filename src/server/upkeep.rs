@@ -1,7 +1,9 @@
-//! What goes on between the API and the database in the background, every second: changed keys in, noted events out.
+//! What goes on between the API and the database in the background, every second: changed keys in, noted events out;
+//! every few, what was counted in memory.
 
 use std::time::Duration;
 
+use chrono::Utc;
 use tokio::sync::watch;
 
 use crate::api::state::App;
@@ -12,6 +14,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// When keys were last used is written once in so many rounds.
 const USED: u32 = 30;
+
+/// What was counted in memory is added to the database once in so many rounds.
+const COUNTED: u32 = 5;
 
 /// Until `stop` is true, and never in the middle of a round. While the database cannot be reached, keys stay as they
 /// were; the first failure of a row is logged.
@@ -27,6 +32,10 @@ pub async fn until(app: App, mut stop: watch::Receiver<bool>) {
             tracing::warn!(error = %e, "keys not read or audit log not written");
         }
         failing = done.is_err();
+        if round.is_multiple_of(COUNTED) {
+            // What cannot be written stays in memory until the next time.
+            told(app.futures().usage().flush_work(app.store()).await);
+        }
     }
 }
 
@@ -37,6 +46,17 @@ async fn once(app: &App, used: bool) -> Result<()> {
         write_used(app).await?;
     }
     Ok(())
+}
+
+/// Adds what was counted since the last time, storage too.
+pub async fn count(app: &App) {
+    told(app.futures().usage().flush(app.store(), Utc::now()).await);
+}
+
+fn told(written: Result<()>) {
+    if let Err(e) = written {
+        tracing::warn!(error = %e, "usage not written");
+    }
 }
 
 /// Takes changed keys over: who may come in, what they may take, and their shares of the device.

@@ -4,6 +4,7 @@ pub mod audit;
 pub mod checkpoint_lists;
 pub mod checkpoints;
 mod columns;
+pub mod copies;
 pub mod custom_losses;
 pub mod held;
 mod in_use;
