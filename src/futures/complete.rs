@@ -248,7 +248,7 @@ mod tests {
     use crate::error::Category;
     use crate::futures::issue::{Key, Request};
     use crate::futures::retrieve::Poll;
-    use crate::futures::testing::{FILES, Rig, owner, run, step};
+    use crate::futures::testing::{Rig, owner, run, step};
     use crate::ids::CheckpointKind;
     use crate::store::Metadata;
 
@@ -318,7 +318,12 @@ mod tests {
         }
         let exist = || (first_dir.exists(), second_dir.exists(), third_dir.exists());
         assert_eq!(exist(), (true, false, true), "somebody may be reading the first");
-        tokio::time::sleep(2 * FILES).await;
+        let gone = async {
+            while first_dir.exists() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), gone).await.unwrap();
         assert_eq!(exist(), (false, false, true));
     }
 

@@ -24,14 +24,32 @@ impl Futures {
             spender.session = spender.session.take().filter(|_| matches!(work, Work::Sampler(_)));
             spender.work = work;
         }
-        let futures = self.clone();
+        let mut count = Count { futures: self.clone(), consumer, tally, took: None };
         Ok(Box::new(move |outcome| {
-            let spent = futures.engine.take_spent(&consumer);
-            let took = outcome.as_ref().map_or_else(|_| done(&spent), |outcome| tally.with(outcome));
-            let device_micros = spent.time.as_micros() as u64;
-            futures.took(tally.spender, Counters { device_micros, ..took });
+            if let Ok(outcome) = &outcome {
+                count.took = Some(count.tally.with(outcome));
+            }
+            drop(count);
             reply(outcome);
         }))
+    }
+}
+
+/// Counts what a sample took when it is dropped: of one that failed, or whose reply is never called, the device's time.
+struct Count {
+    futures: Futures,
+    consumer: Consumer,
+    tally: Tally,
+    /// Of an outcome; without one it is what the device had done.
+    took: Option<Counters>,
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        let spent = self.futures.engine.take_spent(&self.consumer);
+        let took = self.took.take().unwrap_or_else(|| done(&spent));
+        let device_micros = spent.time.as_micros() as u64;
+        self.futures.took(self.tally.spender.take(), Counters { device_micros, ..took });
     }
 }
 
@@ -45,6 +63,23 @@ mod tests {
     use crate::ids::{ModelId, SamplerId};
     use crate::store::usage::UsageFilter;
     use chrono::{DateTime, TimeDelta, Utc};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_dropped_reply_counts_the_devices_time() {
+        let rig = Rig::new().await;
+        let command = sample(owner(), 5, 1);
+        let Command::Sample { origin, .. } = &command else { panic!("not a sample") };
+        let consumer = Consumer::Sample(origin.promise.clone());
+        rig.meter.spent(Duration::from_micros(7), vec![(consumer.clone(), 1)]);
+        let Ok(reply) = rig.futures.admit_sample(&command, Work::Other, Box::new(|_| ())) else { panic!("no quota") };
+        drop(reply);
+        assert_eq!(rig.meter.take(&consumer), Duration::ZERO);
+        rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
+        let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
+        let [(_, counters)] = &rig.store.usage_by_day(&all).await.unwrap()[..] else { panic!("one row") };
+        assert_eq!((counters.device_micros, counters.prefill_tokens), (7, 0));
+    }
 
     #[tokio::test]
     async fn it_is_counted_and_its_reply_called() {

@@ -12,7 +12,7 @@ use super::Futures;
 use super::admission::Permit;
 use super::complete::{Completion, Guard};
 use super::journal::kind;
-use super::pace::Held;
+use super::pace::Paused;
 use super::state::Answer;
 use super::table::{Claim, Table};
 
@@ -111,12 +111,12 @@ impl Futures {
                 submit();
             }
             Key::Creation { session, model_seq } => {
-                let held = Held { id: id.clone(), run: session.model(model_seq), seq: 0, tokens, submit };
-                self.pace.pass(&owner, held, &self.runtime);
+                let paused = Paused { id: id.clone(), run: session.model(model_seq), seq: 0, tokens, submit };
+                self.pace.pass(&owner, paused, &self.runtime);
             }
             Key::Run { model, seq } => {
-                let held = Held { id: id.clone(), run: model, seq, tokens, submit };
-                self.pace.pass(&owner, held, &self.runtime);
+                let paused = Paused { id: id.clone(), run: model, seq, tokens, submit };
+                self.pace.pass(&owner, paused, &self.runtime);
             }
         }
         Ok(Issued { id, new: true })

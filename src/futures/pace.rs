@@ -16,7 +16,7 @@ use super::admission::Full;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A request that may have to wait for its account's rate.
-pub(super) struct Held {
+pub(super) struct Paused {
     pub id: RequestId,
     /// Its place in its run's order.
     pub run: ModelId,
@@ -38,7 +38,7 @@ struct Owner {
     requests: Bucket,
     tokens: Bucket,
     /// In the order in which they may go.
-    held: VecDeque<Held>,
+    held: VecDeque<Paused>,
     /// Somebody is letting them go as time passes.
     watched: bool,
     /// The highest number of each run that has gone.
@@ -116,7 +116,7 @@ impl Pace {
 
     /// Gives the request to the engine: now if the account's rates allow it, else when they do. Requests of one account
     /// go in the order they came, those of one run by their numbers.
-    pub(super) fn pass(&self, owner: &OwnerId, held: Held, runtime: &tokio::runtime::Handle) {
+    pub(super) fn pass(&self, owner: &OwnerId, held: Paused, runtime: &tokio::runtime::Handle) {
         let quotas = self.accounts.quotas(owner);
         let now = self.now();
         let mut owners = self.lock();
@@ -169,7 +169,7 @@ impl Pace {
     }
 
     /// What may go now, and after which time to ask again.
-    fn take_ready(&self, owner: &OwnerId) -> (Vec<Held>, Option<Duration>) {
+    fn take_ready(&self, owner: &OwnerId) -> (Vec<Paused>, Option<Duration>) {
         let quotas = self.accounts.quotas(owner);
         let (now, mut owners) = (self.now(), self.lock());
         let Some(rates) = owners.get_mut(owner) else { return (Vec::new(), None) };
@@ -222,7 +222,7 @@ impl Owner {
         }
     }
 
-    fn let_go(&mut self, quotas: &Quotas, held: &Held, now: f64) {
+    fn let_go(&mut self, quotas: &Quotas, held: &Paused, now: f64) {
         self.take(quotas, held.tokens, now);
         let gone = self.gone.entry(held.run.clone()).or_default();
         *gone = held.seq.max(*gone);
@@ -269,10 +269,10 @@ mod tests {
         Pace::new(Accounts::new(quotas))
     }
 
-    fn held(tx: &Sender<(String, u64)>, run: &str, seq: u64, tokens: u64) -> Held {
+    fn held(tx: &Sender<(String, u64)>, run: &str, seq: u64, tokens: u64) -> Paused {
         let (tx, what) = (tx.clone(), (run.to_owned(), seq));
         let submit = Box::new(move || tx.send(what).unwrap());
-        Held { id: RequestId(format!("{run}{seq}")), run: ModelId(run.into()), seq, tokens, submit }
+        Paused { id: RequestId(format!("{run}{seq}")), run: ModelId(run.into()), seq, tokens, submit }
     }
 
     fn gone(rx: &Receiver<(String, u64)>) -> Vec<u64> {
@@ -314,8 +314,15 @@ mod tests {
         pass(2, 500);
         assert!(why("r2").unwrap().starts_with(first), "{:?}", why("r2"));
         assert!(why("r4").unwrap().contains("2 of your requests wait before this one"), "{:?}", why("r4"));
-        tokio::time::sleep(Duration::from_millis(1500)).await;
-        assert_eq!(gone(&rx), [2, 3, 4]);
+        let mut went = Vec::new();
+        let all = async {
+            while went.len() < 3 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                went.extend(gone(&rx));
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), all).await.unwrap();
+        assert_eq!(went, [2, 3, 4]);
         assert_eq!(why("r4"), None);
     }
 

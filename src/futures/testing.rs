@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use crate::accounts::Accounts;
 use crate::command::{AdamParams, Command, Outcome, RunCommand};
 use crate::engine::handle::{Handle, Message};
+use crate::engine::meter::Meter;
 use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, RequestId};
 use crate::store::Store;
@@ -19,12 +20,14 @@ use super::issue::{Key, Request};
 use super::{Futures, Retention};
 
 /// How long files outlive their row in the rig.
-pub const FILES: Duration = Duration::from_millis(50);
+const FILES: Duration = Duration::from_millis(200);
 
 pub struct Rig {
     pub futures: Futures,
     pub store: Store,
     pub dir: TempDir,
+    /// Where the engine would add its time.
+    pub meter: Meter,
     inbox: std::sync::Mutex<Receiver<Message>>,
     /// Submissions taken from the inbox but not answered, oldest first.
     waiting: std::sync::Mutex<Vec<Message>>,
@@ -39,9 +42,10 @@ impl Rig {
         let room = Room { bytes: 1 << 20, requests: 1 };
         let dir = tempfile::tempdir().unwrap();
         let accounts = Accounts::default();
-        let futures =
-            Futures::new(Handle::new(tx, vec![]), store.clone(), retention, room, accounts, dir.path().into());
-        Self { futures, store, dir, inbox: rx.into(), waiting: Vec::new().into() }
+        let meter = Meter::default();
+        let engine = Handle::new(tx, vec![]).metered(meter.clone());
+        let futures = Futures::new(engine, store.clone(), retention, room, accounts, dir.path().into());
+        Self { futures, store, dir, meter, inbox: rx.into(), waiting: Vec::new().into() }
     }
 
     /// Reply to the oldest submission, on a thread as the engine does.

@@ -146,11 +146,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn noted_events_are_written_in_their_order_for_their_owner() {
+    async fn noted_events_are_written_for_their_owner() {
         let store = crate::store::testing::empty_store().await;
         let (a, b) = (OwnerId("a".into()), OwnerId("b".into()));
         store.note(Some(&a), "run_created", json!({"run": "r"}));
-        std::thread::sleep(std::time::Duration::from_millis(1));
         store.note(Some(&a), "checkpoint_saved", json!({"n": 1}));
         store.note(Some(&b), "checkpoint_saved", json!({"n": 2}));
         store.note(None, "key_refused", json!({}));
@@ -158,7 +157,10 @@ mod tests {
         store.write_noted().await.unwrap();
         let of = |event: &str, details| (event.to_owned(), details);
         let saved = of("checkpoint_saved", json!({"n": 1}));
-        assert_eq!(events(&store, "a", "").await, [of("run_created", json!({"run": "r"})), saved.clone()]);
+        // Their times may be the same.
+        let mut all = events(&store, "a", "").await;
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        assert_eq!(all, [saved.clone(), of("run_created", json!({"run": "r"}))]);
         assert_eq!(events(&store, "a", "checkpoint_").await, [saved]);
         assert_eq!(events(&store, "", "").await.len(), 1);
         let yesterday = Utc::now() - TimeDelta::days(1);

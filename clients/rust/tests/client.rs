@@ -67,6 +67,15 @@ impl Mock {
         ServiceClient::connect(ClientOptions::new(&self.url, "tml-key")).await.unwrap()
     }
 
+    async fn until_seen(&self, path: &str) {
+        let seen = async {
+            while self.seen(path).is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), seen).await.expect("it is sent");
+    }
+
     fn seen(&self, path: &str) -> Vec<Seen> {
         self.seen.lock().unwrap().iter().filter(|s| s.path == format!("/api/v1{path}")).cloned().collect()
     }
@@ -173,8 +182,15 @@ async fn a_dropped_sample_is_cancelled_where_the_server_wants_that() {
         .await;
         let sampler = mock.service().await.create_sampling_client(Some("m"), None).await.unwrap();
         let sample = sampler.sample(ModelInput::from_ints([1]), 1, SamplingParams::default());
-        assert!(tokio::time::timeout(Duration::from_millis(300), sample).await.is_err());
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::select! {
+            _ = sample => panic!("it is never done"),
+            () = mock.until_seen("/retrieve_future") => {}
+        }
+        if wanted {
+            mock.until_seen("/cancel_future").await;
+        }
+        // What was sent before this is there when it is answered.
+        mock.service().await;
         let cancelled: Vec<_> = mock.seen("/cancel_future").iter().map(Seen::json).collect();
         let expected = if wanted { vec![json!({"request_id": "sample-0"})] } else { vec![] };
         assert_eq!(cancelled, expected);
