@@ -1,4 +1,4 @@
-//! tinderbox: fine-tune language models through the open Tinker API. Modules in the order a request meets them.
+//! tinderbox: fine-tune language models through the open Tinker API. The map is src/README.md.
 
 pub mod command;
 pub mod config;

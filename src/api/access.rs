@@ -101,9 +101,14 @@ impl App {
     /// The served base model of this name, without `:full`.
     pub fn model(&self, name: &str) -> Result<&ModelInfo> {
         self.engine().model(name).ok_or_else(|| {
-            let served: Vec<&str> = self.engine().models().iter().map(|m| m.name.as_str()).collect();
-            Error::user(format!("base model {name:?} is not served here; served are: {}", served.join(", ")))
+            Error::user(format!("base model {name:?} is not served here; served are: {}", self.served()))
         })
+    }
+
+    /// The names of all base models, for messages.
+    pub fn served(&self) -> String {
+        let served: Vec<&str> = self.engine().models().iter().map(|m| m.name.as_str()).collect();
+        served.join(", ")
     }
 
     /// The run's request under this number is refused, if the run is this owner's at all.

@@ -9,6 +9,7 @@ use prost::Message;
 use serde_json::{Value, json};
 use tinderbox_client::convert::output::batched_f32;
 use tinderbox_client::proto;
+use tinderbox_client::types::custom_loss::CreateCustomLossResponse;
 use tinderbox_client::types::sampling::{
     PromptAltTokens, SampleResponse, SampledSequence, StopReason as WireStop, TopkLogprobs,
 };
@@ -56,7 +57,7 @@ fn small(answer: &Answer) -> Value {
         },
         Answer::Snapshot { sampler } => json!({ "type": "save_weights_for_sampler", "sampling_session_id": sampler.0 }),
         Answer::Unloaded { model } => json!({ "type": "unload_model", "model_id": model.0 }),
-        Answer::LossKept { loss } => json!({ "type": "create_custom_loss", "loss_id": loss.0 }),
+        Answer::LossKept { loss } => json!(CreateCustomLossResponse { loss_id: loss.0.clone() }),
         Answer::ForwardBackward { .. } | Answer::Sampled { .. } => unreachable!("these have types of their own"),
     }
 }

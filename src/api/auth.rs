@@ -13,12 +13,13 @@ use serde_json::json;
 use crate::ids::OwnerId;
 
 use super::error::{ApiError, ApiResult};
+use super::headers::KEY;
 use super::keys::{Caller, Refused};
 use super::state::App;
 
 /// Middleware of every route that is not open to all.
 pub async fn require_key(State(app): State<App>, mut request: Request, next: Next) -> ApiResult<Response> {
-    let key = request.headers().get("x-api-key").map(|v| v.to_str().unwrap_or_default());
+    let key = request.headers().get(KEY).map(|v| v.to_str().unwrap_or_default());
     let caller = app.keys().caller(key, Utc::now()).map_err(|refused| {
         app.note_refusal(&refused, request.method().as_str(), request.uri().path());
         ApiError::from(refused)

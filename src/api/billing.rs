@@ -37,7 +37,7 @@ pub async fn events(
         if let Some(id) = &key.session
             && !response.sessions.contains_key(&id.0)
         {
-            let (metadata, project) = about(&app, id).await?;
+            let (metadata, project) = session_and_project(&app, id).await?;
             response.sessions.insert(id.0.clone(), metadata);
             projects.insert(id.clone(), project);
         }
@@ -74,7 +74,7 @@ pub async fn current_storage(
 }
 
 /// What was attached to the session, and its project as of now.
-async fn about(app: &App, id: &SessionId) -> Result<(BillingUsageSession, Option<String>)> {
+async fn session_and_project(app: &App, id: &SessionId) -> Result<(BillingUsageSession, Option<String>)> {
     let row = app.store().session(id).await?;
     let (metadata, project) = row.map(|r| (r.user_metadata, r.project_id)).unwrap_or_default();
     Ok((BillingUsageSession { user_metadata: Some(metadata).filter(|m| !m.is_empty()) }, project))

@@ -16,6 +16,7 @@ use crate::ids::OwnerId;
 
 use super::auth::Owner;
 use super::error::{ApiError, ApiResult};
+use super::headers::text;
 use super::numbers;
 use super::state::App;
 use super::unzstd::unzstd;
@@ -138,8 +139,9 @@ async fn receive(
     limit: usize,
     mut permit: Permit,
 ) -> Result<(Bytes, Permit), Fault> {
+    // One that is no text is none we know.
     let encoding = headers.get(header::CONTENT_ENCODING).map_or("", |v| v.to_str().unwrap_or("?"));
-    let declared = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    let declared = text(headers, header::CONTENT_LENGTH).and_then(|v| v.parse::<usize>().ok());
     if declared.is_some_and(|n| n > limit) {
         let error = ApiError::too_large("the request body", limit);
         let seen = tokio::time::timeout(PEEK_TIME, peek(body)).await.unwrap_or_default();

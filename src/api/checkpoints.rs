@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::ids::{CheckpointKind, CheckpointPath, ModelId, check_name};
 use crate::store::checkpoint_lists::Listed;
 use crate::store::checkpoints::CheckpointRow;
+use crate::validate::sdk_version::number;
 use crate::validate::weights::ttl;
 
 use super::access::{no_checkpoint, no_run};
@@ -20,6 +21,7 @@ use super::auth::Owner;
 use super::body::JsonBody;
 use super::create::wire_name;
 use super::error::ApiResult;
+use super::headers::text;
 use super::query::{QueryOf, page};
 use super::state::App;
 
@@ -60,7 +62,7 @@ pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segme
     let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
     app.futures().usage().let_go(&(&row).into(), Utc::now()).await;
     app.futures().discard(dir);
-    app.store().note(Some(&owner), "checkpoint_deleted", about(&path));
+    app.store().note(Some(&owner), "checkpoint_deleted", audit_details(&path));
     Ok(Json(json!({})))
 }
 
@@ -81,7 +83,7 @@ async fn set_public(
     app.owned(owner, &path).await?;
     app.store().set_checkpoint_public(&path, public).await?;
     let event = if public { "checkpoint_published" } else { "checkpoint_unpublished" };
-    app.store().note(Some(owner), event, about(&path));
+    app.store().note(Some(owner), event, audit_details(&path));
     Ok(Json(json!({})))
 }
 
@@ -98,7 +100,7 @@ pub async fn set_ttl(
     let ttl = ttl(seconds)?;
     app.owned(&owner, &path).await?;
     app.store().set_checkpoint_expiry(&path, ttl.map(|ttl| Utc::now() + ttl)).await?;
-    let mut what = about(&path);
+    let mut what = audit_details(&path);
     what["ttl_seconds"] = seconds.into();
     app.store().note(Some(&owner), "checkpoint_ttl_set", what);
     Ok(Json(json!({})))
@@ -113,7 +115,7 @@ pub fn path(Path((run, kind, name)): Segments) -> Result<CheckpointPath> {
 }
 
 /// What the audit log says of a checkpoint.
-pub fn about(path: &CheckpointPath) -> Value {
+pub fn audit_details(path: &CheckpointPath) -> Value {
     json!({ "tinker_path": path.to_string(), "model_id": path.run.0 })
 }
 
@@ -141,14 +143,12 @@ pub fn wire_type(kind: CheckpointKind) -> CheckpointType {
 
 /// Clients before 0.28 fail on a row of type `external`.
 pub fn visible(rows: Vec<CheckpointRow>, headers: &HeaderMap) -> Vec<Checkpoint> {
-    let version = headers.get("x-stainless-package-version").and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let old = knows_no_external(version);
+    let old = text(headers, "x-stainless-package-version").is_some_and(knows_no_external);
     rows.into_iter().filter(|r| !(old && r.path.kind == CheckpointKind::External)).map(wire_row).collect()
 }
 
 fn knows_no_external(version: &str) -> bool {
-    let mut parts = version.split('.').map(|p| p.parse::<u32>().ok());
-    matches!((parts.next().flatten(), parts.next().flatten()), (Some(0), Some(minor)) if minor < 28)
+    number(version).is_some_and(|number| number < (0, 28))
 }
 
 #[cfg(test)]

@@ -12,14 +12,15 @@ use crate::futures::meaning;
 use crate::ids::{CheckpointPath, OwnerId, SessionId};
 use crate::store::Metadata;
 use crate::store::checkpoints::CheckpointRow;
-use crate::store::held::CopyRow;
+use crate::store::copies::CopyRow;
 use crate::validate::metadata::bounded;
 use crate::validate::weights::ttl;
 
 use super::auth::Owner;
 use super::body::JsonBody;
-use super::checkpoints::about;
+use super::checkpoints::audit_details;
 use super::error::ApiResult;
+use super::headers::text;
 use super::held::{Held, Place};
 use super::state::App;
 
@@ -33,7 +34,7 @@ pub async fn copy_weights(
     JsonBody(r): JsonBody<CopyWeightsRequest>,
 ) -> ApiResult<Json<CopyWeightsResponse>> {
     let source: CheckpointPath = r.source_path.parse()?;
-    let key = headers.get("x-idempotency-key").and_then(|v| v.to_str().ok());
+    let key = text(&headers, "x-idempotency-key");
     if key.is_some_and(|key| key.len() > MAX_KEY) {
         return Err(Error::user(format!("X-Idempotency-Key is longer than {MAX_KEY} characters")).into());
     }
@@ -49,10 +50,10 @@ pub async fn copy_weights(
         }
         return Ok(Json(CopyWeightsResponse { tinker_path: made.path.to_string() }));
     }
-    let token = headers.get("x-tinker-weights-access-token").and_then(|v| v.to_str().ok());
+    let token = text(&headers, "x-tinker-weights-access-token");
     let token = token.or(r.weights_access_token.as_deref());
     let path = copy(&app, &owner, (&source, token), &r).await?;
-    app.store().note(Some(&owner), "checkpoint_copied", about(&path));
+    app.store().note(Some(&owner), "checkpoint_copied", audit_details(&path));
     if let Some(key) = key {
         app.store().insert_copy(&owner, key, &CopyRow { request, path: path.clone() }).await?;
     }

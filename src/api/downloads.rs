@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use sha2::{Digest, Sha256};
 use tinderbox_client::types::checkpoints::ExternalWeightsUrlsResponse;
 
@@ -16,15 +16,13 @@ use crate::ids::{CheckpointKind, CheckpointPath};
 
 use super::archive;
 use super::auth::Owner;
-use super::checkpoints::{Segments, about, path};
+use super::checkpoints::{Segments, audit_details, path};
 use super::content::{Content, Part};
 use super::error::{ApiError, ApiResult};
-use super::origin::base_url;
+use super::headers::text;
 use super::range::{Wanted, wanted};
 use super::state::App;
-
-/// How long a link works. Clients ask again when less than 5 minutes are left.
-const LINK_LIFETIME: TimeDelta = TimeDelta::hours(1);
+use super::transfers::{LIFETIME, api_url};
 
 /// The name under which a checkpoint's directory is served as one tar file.
 const ARCHIVE: &str = "archive.tar";
@@ -87,7 +85,7 @@ pub async fn download(
     let head = method == Method::HEAD;
     // A download in parts is noted with its first part.
     if !head && headers.get(header::RANGE).is_none_or(|range| range.as_bytes().starts_with(b"bytes=0-")) {
-        let mut what = about(&path);
+        let mut what = audit_details(&path);
         what["file"] = file.as_str().into();
         what["purpose"] = "download".into();
         app.store().note(Some(&row.owner), "checkpoint_downloaded", what);
@@ -107,7 +105,7 @@ fn answer(content: Content, etag: &str, request: &HeaderMap, head: bool) -> Resp
     let size = content.size();
     // A part of other bytes than those the client has the rest of is of no use to it.
     let same = request.get(header::IF_RANGE).is_none_or(|tag| tag.as_bytes() == etag.as_bytes());
-    let range = request.get(header::RANGE).and_then(|v| v.to_str().ok()).filter(|_| same);
+    let range = text(request, header::RANGE).filter(|_| same);
     let (status, range, content_range) = match wanted(range, size) {
         Wanted::All => (StatusCode::OK, 0..size, None),
         Wanted::Part(part) => {
@@ -135,7 +133,6 @@ fn answer(content: Content, etag: &str, request: &HeaderMap, head: bool) -> Resp
 
 /// The absolute URL below which a checkpoint's files lie for a while, as the client reached this server.
 fn link(app: &App, path: &CheckpointPath, headers: &HeaderMap) -> (String, DateTime<Utc>) {
-    let expires = Utc::now() + LINK_LIFETIME;
-    let base = base_url(app.public_url(), headers);
-    (format!("{base}/api/v1/download/{}", app.links().token(path, expires)), expires)
+    let expires = Utc::now() + LIFETIME;
+    (format!("{}/download/{}", api_url(app, headers), app.links().token(path, expires)), expires)
 }

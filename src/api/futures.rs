@@ -22,6 +22,7 @@ use super::answers;
 use super::auth::Owner;
 use super::body::JsonBody;
 use super::error::{ApiError, ApiResult};
+use super::headers::text;
 use super::state::App;
 
 /// A client that hears nothing for its read timeout hangs up; the answer must be there well before.
@@ -98,7 +99,7 @@ pub async fn cancel(
 }
 
 fn wait(headers: &HeaderMap, longest: Duration) -> Duration {
-    let timeout = headers.get("x-stainless-read-timeout").and_then(|v| v.to_str().ok()?.parse::<f64>().ok());
+    let timeout = text(headers, "x-stainless-read-timeout").and_then(|v| v.parse::<f64>().ok());
     let timeout = timeout.and_then(|s| Duration::try_from_secs_f64(s).ok());
     timeout.map_or(longest, |t| t.saturating_sub(MARGIN)).max(SHORTEST_WAIT).min(longest)
 }

@@ -19,6 +19,7 @@ mod ending;
 mod error;
 mod exports;
 mod futures;
+mod headers;
 mod held;
 mod inference;
 mod keys;
@@ -126,7 +127,7 @@ pub fn router(app: App) -> Router {
         .method_not_allowed_fallback(error::wrong_method)
         .layer(from_fn(error::in_one_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(from_fn(inference::refusals::in_their_shape))
+        .layer(from_fn(inference::error_shapes::in_their_shape))
         .layer(from_fn(trace::trace))
         .with_state(app)
 }

@@ -4,6 +4,8 @@ use axum::http::HeaderMap;
 
 use crate::config::public_url::{PublicUrl, is_host, is_prefix};
 
+use super::headers::text;
+
 /// `http(s)://HOST[:PORT][/PREFIX]`, without a slash at its end.
 ///
 /// What was configured wins. Else the request's headers say it, as a proxy set them, or the client itself: they are
@@ -24,8 +26,8 @@ pub fn base_url(public: Option<&PublicUrl>, headers: &HeaderMap) -> String {
 
 /// Each proxy on the way adds a value at the end: the first is what the client used.
 fn first<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
-    let text = headers.get(name)?.to_str().ok()?;
-    text.split(',').next().map(str::trim).filter(|v| !v.is_empty())
+    let value = text(headers, name)?;
+    value.split(',').next().map(str::trim).filter(|v| !v.is_empty())
 }
 
 /// A parameter of the first element of `Forwarded` (RFC 7239).

@@ -25,6 +25,7 @@ use crate::validate;
 use super::auth::Owner;
 use super::body::{JsonBody, NumberedBody, numbered, parse_numbered, spend};
 use super::error::ApiResult;
+use super::headers::text;
 use super::numbers;
 use super::state::App;
 use super::submit::{Numbered, Promise, promise};
@@ -40,7 +41,7 @@ pub async fn forward_backward(
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Promise> {
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let content_type = text(&headers, header::CONTENT_TYPE).unwrap_or_default();
     if !content_type.contains("application/x-protobuf") {
         let (bytes, permit) = numbered(&app, &owner, &headers, body, app.limits().json_body_bytes).await?;
         let request: ForwardBackwardRequest = parse_numbered(&app, &owner, bytes).await?;

@@ -1,4 +1,4 @@
-//! Links to what is no checkpoint, uploads and exports: where they lead and how a file is sent.
+//! Links to files: where they lead, how long they work, and how a file is sent.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use super::origin::base_url;
 use super::state::App;
 
-/// How long a link works.
+/// How long a link works. Clients ask again when less than 5 minutes are left.
 pub const LIFETIME: TimeDelta = TimeDelta::hours(1);
 
 /// The absolute URL of `/api/v1`, as the client or its proxy reached this server.

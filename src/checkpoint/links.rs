@@ -52,7 +52,7 @@ impl Links {
     pub fn token(&self, path: &CheckpointPath, expires: DateTime<Utc>) -> String {
         let CheckpointPath { run, kind, name } = path;
         let signed = format!("{run}~{}~{name}~{}", kind.segment(), expires.timestamp());
-        let signature = hex(&self.mac(PURPOSE, &signed).finalize().into_bytes());
+        let signature = hex::encode(self.mac(PURPOSE, &signed).finalize().into_bytes());
         format!("{signed}~{signature}")
     }
 
@@ -60,7 +60,7 @@ impl Links {
     /// may hold a `~`.
     pub fn seal(&self, kind: &str, id: &str, expires: DateTime<Utc>) -> String {
         let signed = format!("{kind}~{id}~{}", expires.timestamp());
-        let signature = hex(&self.mac(OTHER_PURPOSE, &signed).finalize().into_bytes());
+        let signature = hex::encode(self.mac(OTHER_PURPOSE, &signed).finalize().into_bytes());
         format!("{signed}~{signature}")
     }
 
@@ -113,18 +113,9 @@ fn make_key(data_dir: &Path, path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(key)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// Lower case only: each signature has one spelling.
 fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |b: u8| match b {
-        b'0'..=b'9' => Some(b - b'0'),
-        b'a'..=b'f' => Some(b - b'a' + 10),
-        _ => None,
-    };
-    text.as_bytes().chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?)).collect()
+    hex::decode(text).ok().filter(|_| !text.bytes().any(|b| b.is_ascii_uppercase()))
 }
 
 #[cfg(test)]

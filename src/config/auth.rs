@@ -47,7 +47,7 @@ pub fn sha256(key: &str) -> [u8; 32] {
 /// Stable over restarts and not to be turned back into the key.
 fn owner_of(key: &str) -> OwnerId {
     let digest = sha256(&format!("owner:{key}"));
-    OwnerId(digest[..8].iter().map(|b| format!("{b:02x}")).collect())
+    OwnerId(hex::encode(&digest[..8]))
 }
 
 impl fmt::Debug for Auth {

@@ -63,13 +63,13 @@ impl Source {
 }
 
 /// A snapshot's weights: at hand, or in a file.
-enum Held {
+enum Place {
     Resident(Arc<Source>),
     Spilled(PathBuf),
 }
 
 struct Snapshot {
-    held: Held,
+    place: Place,
     base: Arc<Base>,
     base_name: String,
     version: u64,
@@ -115,9 +115,9 @@ impl Sources {
     /// Keeps a run's weights of save number `version` under a sampler's id.
     pub fn keep(&mut self, id: &SamplerId, run: &Run, version: u64) {
         self.uses += 1;
-        let held = Held::Resident(self.source(run.base.clone(), Some(run.trained.clone()), version));
+        let place = Place::Resident(self.source(run.base.clone(), Some(run.trained.clone()), version));
         let (base, base_name) = (run.base.clone(), run.base_name.clone());
-        self.snapshots.insert(id.clone(), Snapshot { held, base, base_name, version, used: self.uses });
+        self.snapshots.insert(id.clone(), Snapshot { place, base, base_name, version, used: self.uses });
         self.make_room();
     }
 
@@ -136,7 +136,7 @@ impl Sources {
         let followers = &self.followers;
         self.inflight.retain(|model, _| followers.values().any(|m| m == model));
         for (_, gone) in self.snapshots.extract_if(|id, _| id.0.starts_with(&prefix)) {
-            if let Held::Spilled(dir) = gone.held {
+            if let Place::Spilled(dir) = gone.place {
                 let _ = std::fs::remove_dir_all(dir);
             }
         }
@@ -160,15 +160,15 @@ impl Sources {
         let snapshot = self.snapshots.get_mut(id).ok_or_else(gone)?;
         snapshot.used = self.uses;
         let version = snapshot.version;
-        let dir = match &snapshot.held {
-            Held::Resident(source) => return Ok(source.clone()),
-            Held::Spilled(dir) => dir.clone(),
+        let dir = match &snapshot.place {
+            Place::Resident(source) => return Ok(source.clone()),
+            Place::Spilled(dir) => dir.clone(),
         };
         let base = snapshot.base.clone();
         let (trained, _) = weights::load(&dir, false, &base, device)?;
         let _ = std::fs::remove_dir_all(&dir);
         let source = self.source(base, Some(trained), version);
-        self.snapshots.get_mut(id).expect("just seen").held = Held::Resident(source.clone());
+        self.snapshots.get_mut(id).expect("just seen").place = Place::Resident(source.clone());
         self.make_room();
         Ok(source)
     }
@@ -195,9 +195,9 @@ impl Sources {
 
     fn try_make_room(&mut self) -> Result<()> {
         loop {
-            let resident = self.snapshots.iter().filter_map(|(id, s)| match &s.held {
-                Held::Resident(source) => Some((s.used, source.bytes(), id)),
-                Held::Spilled(_) => None,
+            let resident = self.snapshots.iter().filter_map(|(id, s)| match &s.place {
+                Place::Resident(source) => Some((s.used, source.bytes(), id)),
+                Place::Spilled(_) => None,
             });
             let total = resident.clone().map(|(_, bytes, _)| bytes).sum::<u64>()
                 + self.checkpoints.values().map(|(s, _)| s.bytes()).sum::<u64>();
@@ -221,12 +221,12 @@ impl Sources {
 
     fn spill(&mut self, id: &SamplerId) -> Result<()> {
         let Some(snapshot) = self.snapshots.get_mut(id) else { return Ok(()) };
-        let Held::Resident(source) = &snapshot.held else { return Ok(()) };
+        let Place::Resident(source) = &snapshot.place else { return Ok(()) };
         let dir = self.spill_dir.join(uuid::Uuid::new_v4().to_string());
         let trained = source.trained.as_ref().expect("a snapshot has weights of its own");
         let image = weights::image(&snapshot.base_name, source.base.config(), trained, None);
         checkpoint::save(&dir, &image, &source.base.dir, &[])?;
-        snapshot.held = Held::Spilled(dir);
+        snapshot.place = Place::Spilled(dir);
         Ok(())
     }
 }

@@ -38,11 +38,11 @@ pub struct Admission {
 #[derive(Default)]
 struct Counts {
     bytes: usize,
-    owners: HashMap<OwnerId, Held>,
+    owners: HashMap<OwnerId, Pending>,
 }
 
 #[derive(Default)]
-struct Held {
+struct Pending {
     bytes: usize,
     requests: usize,
 }

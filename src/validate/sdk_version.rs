@@ -8,15 +8,19 @@ const OLDEST: (u32, u32) = (0, 16);
 /// A user error for `MAJOR.MINOR…` below the oldest one. Anything that is no such number is another client's own name for
 /// itself, and welcome.
 pub fn supported(version: &str) -> Result<()> {
-    let mut numbers = version.split('.').map(str::parse::<u32>);
-    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return Ok(()) };
-    if (major, minor) >= OLDEST {
+    if number(version).is_none_or(|number| number >= OLDEST) {
         return Ok(());
     }
     Err(Error::user(format!(
         "sdk_version {version:?} is too old for this server: please upgrade tinker to {}.{}.0 or newer",
         OLDEST.0, OLDEST.1
     )))
+}
+
+/// Major and minor number of `MAJOR.MINOR…`.
+pub fn number(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(|part| part.parse().ok());
+    numbers.next().flatten().zip(numbers.next().flatten())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use axum::response::sse::Event;
 use serde_json::{Value, json};
 
 use crate::api::inference::answer::{Answer, Token};
-use crate::api::inference::refusals::Shape;
+use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::sse::{Teller, event};
 use crate::chat::output::Part;
 use crate::command::{SampleOutput, TokenEvent};

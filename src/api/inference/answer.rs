@@ -9,6 +9,9 @@ use crate::chat::tool_calls::Call;
 use crate::command::{Sequence, StopReason, TokenEvent, TopK};
 use crate::tokenizer::stream::TextStream;
 
+/// JSON has no infinity.
+const LOWEST: f32 = -9999.0;
+
 /// A generated token, as the engine drew it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
@@ -30,6 +33,11 @@ pub fn tokens_of(sequence: &Sequence) -> impl Iterator<Item = Token> + '_ {
         logprob,
         topk: sequence.topk.as_ref().map(|rows| rows[i].clone()),
     })
+}
+
+/// A logprob as JSON can hold it.
+pub fn finite(logprob: f32) -> f32 {
+    if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) }
 }
 
 /// How an answer ended.

@@ -1,11 +1,11 @@
 //! OpenAI's clients send their key as `Authorization: Bearer KEY`: here that counts as `X-API-Key`.
 
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
-const KEY: HeaderName = HeaderName::from_static("x-api-key");
+use crate::api::headers::KEY;
 
 /// Middleware in front of `require_key`. `X-API-Key` decides when both are given.
 pub async fn as_key(mut request: Request, next: Next) -> Response {

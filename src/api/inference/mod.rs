@@ -3,9 +3,9 @@
 pub mod answer;
 pub mod bearer;
 pub mod chats;
+pub mod error_shapes;
 pub mod jobs;
 pub mod messages;
-pub mod refusals;
 pub mod settings;
 pub mod sse;
 pub mod target;

@@ -52,10 +52,9 @@ impl App {
             let (session, work) = (row.session.clone(), Work::Sampler(row.id.clone()));
             return Ok(Target { model: self.model(&row.base_model)?.clone(), source, session, work });
         }
-        let served: Vec<&str> = self.engine().models().iter().map(|m| m.name.as_str()).collect();
         Err(Error::not_found(format!(
             "there is no model {name:?}; served are {}, and tinker://RUN/sampler_weights/NAME",
-            served.join(", ")
+            self.served()
         )))
     }
 

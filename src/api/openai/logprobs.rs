@@ -2,11 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::api::inference::answer::Token;
+use crate::api::inference::answer::{Token, finite};
 use crate::tokenizer::Tokenizer;
-
-/// JSON has no infinity.
-const LOWEST: f32 = -9999.0;
 
 /// Entries of a chat choice's `logprobs.content`.
 pub fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Vec<Value> {
@@ -57,10 +54,6 @@ impl Lists {
             "text_offset": self.text_offset,
         })
     }
-}
-
-pub fn finite(logprob: f32) -> f32 {
-    if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) }
 }
 
 /// A token's text; one that is no text by itself by its bytes, so that different tokens stay different.
