@@ -59,6 +59,7 @@ mod tests {
     use crate::accounts::tally::testing::sample;
     use crate::command::{Outcome, SampleOutput};
     use crate::config::quotas::Quotas;
+    use crate::engine::meter::Spent;
     use crate::futures::testing::{Rig, owner};
     use crate::ids::{ModelId, SamplerId};
     use crate::store::usage::UsageFilter;
@@ -74,7 +75,7 @@ mod tests {
         rig.meter.spent(Duration::from_micros(7), vec![(consumer.clone(), 1)]);
         let Ok(reply) = rig.futures.admit_sample(&command, Work::Other, Box::new(|_| ())) else { panic!("no quota") };
         drop(reply);
-        assert_eq!(rig.meter.take(&consumer), Duration::ZERO);
+        assert_eq!(rig.meter.take(&consumer), Spent::default());
         rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
         let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
         let [(_, counters)] = &rig.store.usage_by_day(&all).await.unwrap()[..] else { panic!("one row") };
