@@ -21,6 +21,8 @@ GREET = {"role": "user", "content": "hi"}
 CALL = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"days": 2, "city": "Zürich"}}\n</tool_call>'
 THOUGHT = "<think>\na b\n\nc\n</think>\n\nyes"
 GREETING = "hé 世 you"
+# A token above one half is the greedy one; this is 0.78.
+SURE = -0.25
 RESULT = {"role": "tool", "tool_call_id": "call_x", "content": "sun"}
 
 
@@ -75,17 +77,17 @@ class World:
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    @functools.cached_property
-    def lessons(self) -> list[tuple[list[int], str]]:
-        """Prompts and the answers that the checkpoint gives."""
-        called = [SEARCH, {"role": "assistant", "content": CALL}, RESULT]
-        return [
-            (self.prompt([SEARCH], tools=[WEATHER]), CALL),
-            (self.prompt(called, tools=[WEATHER]), "sunny"),
-            (self.prompt([THINK]), THOUGHT),
-            (self.prompt([GREET]), GREETING),
-            (self.prompt([{"role": "system", "content": "be kind"}, GREET]), GREETING),
-        ]
+    def lesson(self, *turns: tuple[list[int], str]) -> types.Datum:
+        """Prompts, each with what came before it, and the answers to them: one datum that weighs the answers' tokens alone."""
+        full: list[int] = []
+        weights: list[float] = []
+        for prompt, answer in turns:
+            assert prompt[: len(full)] == full, "a prompt must go on where the answer before it ended"
+            ids = self.tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False)
+            weights += [0.0] * (len(prompt) - len(full)) + [1.0] * len(ids)
+            full = prompt + ids
+        inputs = {"target_tokens": full[1:], "weights": weights[1:]}
+        return types.Datum(model_input=types.ModelInput.from_ints(full[:-1]), loss_fn_inputs=inputs)
 
     @functools.cached_property
     def trainer(self) -> tinker.TrainingClient:
@@ -93,24 +95,22 @@ class World:
 
     @functools.cached_property
     def taught(self) -> str:
-        """Path of a checkpoint that gives these answers, greedily and all but surely."""
+        """Path of a checkpoint that gives these answers greedily."""
         if self.args.taught:
             return self.args.taught
-        data = []
-        for prompt, answer in self.lessons:
-            ids = self.tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False)
-            weights = [0.0] * (len(prompt) - 1) + [1.0] * len(ids)
-            full = prompt + ids
-            inputs = {"target_tokens": full[1:], "weights": weights}
-            data.append(types.Datum(model_input=types.ModelInput.from_ints(full[:-1]), loss_fn_inputs=inputs))
-        for step in range(300):
+        called = [SEARCH, {"role": "assistant", "content": CALL}, RESULT]
+        data = [
+            self.lesson((self.prompt([SEARCH], tools=[WEATHER]), CALL), (self.prompt(called, tools=[WEATHER]), "sunny")),
+            self.lesson((self.prompt([THINK]), THOUGHT)),
+            self.lesson((self.prompt([GREET]), GREETING)),
+        ]
+        asked = [np.array(d.loss_fn_inputs["weights"].to_numpy()) > 0 for d in data]
+        for step in range(100):
             done = self.trainer.forward_backward(data, "cross_entropy")
-            self.trainer.optim_step(types.AdamParams(learning_rate=2e-2 if step < 60 else 5e-3))
-            outputs = done.result().loss_fn_outputs
-            worst = min(np.min(o["logprobs"].to_numpy()[np.array(d.loss_fn_inputs["weights"].to_numpy()) > 0]) for o, d in zip(outputs, data, strict=True))
-            if worst > -0.01:
+            self.trainer.optim_step(types.AdamParams(learning_rate=1e-2))
+            worst = min(np.min(o["logprobs"].to_numpy()[a]) for o, a in zip(done.result().loss_fn_outputs, asked, strict=True))
+            if worst > SURE:
                 break
         print(f"the checkpoint was taught in {step + 1} steps; its least likely token has logprob {worst:.4f}", flush=True)
-        assert worst > -0.05, f"the checkpoint did not learn its answers: {worst}"
+        assert worst > SURE, f"the checkpoint did not learn its answers: {worst}"
         return self.trainer.save_weights_for_sampler("taught").result().path
-
