@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The management side of the API through the SDK and the `tinker` command: two accounts on one server.
 
-    "$(tests/python_env)" tests/rest_checks.py --tinderbox target/debug/tinderbox
+    "$(tests/python_env)" tests/rest_checks.py --tinderbox target/debug/tinderbox --model-dir DIR
 
-Starts a server of its own with two keys on a tiny model. A line per check; exit 0 when all hold.
+Starts a server of its own with two keys on the tiny model in DIR. A line per check; exit 0 when all hold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from rest_checkpoints import CheckpointChecks  # noqa: E402
 from rest_files import FileChecks  # noqa: E402
-from rest_world import MINE, NAME, OTHERS, Server  # noqa: E402
+from rest_world import MINE, NAME, OTHERS, Server, becomes  # noqa: E402
 
 
 class Checks(CheckpointChecks, FileChecks):
@@ -110,31 +109,28 @@ class Checks(CheckpointChecks, FileChecks):
         ids = [self.server.call("POST", "/join_sampling_session", {"sampling_session_id": sampler._sampling_session_id})[1] for _ in range(2)]
         assert ids[0]["client_counter"] + 1 == ids[1]["client_counter"] > 3, ids
 
-    def check_many_samples(self, bulk: bool = False, samples: int = 2000):
+    def check_many_samples(self):
         types = self.tinker.types
         service = self.service(MINE)
         sampler = service.create_sampling_client(base_model=NAME).result()
         prompt = types.ModelInput.from_ints([3, 4, 5])
         params = types.SamplingParams(max_tokens=4, temperature=1.0)
-        begin = time.monotonic()
-        futures = [sampler.sample(prompt, 1, params) for _ in range(samples)]
+        futures = [sampler.sample(prompt, 1, params) for _ in range(500)]
         done = [f.result(300) for f in futures]
-        seconds = time.monotonic() - begin
         assert all(len(d.sequences) == 1 and 1 <= len(d.sequences[0].tokens) <= 4 for d in done)
-        cpu = sum(map(int, Path(f"/proc/{self.server.process.pid}/stat").read_text().rsplit(")")[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
-        print(f"    {samples} samples at once, {'bulk' if bulk else 'single'} polling: {seconds:.1f} s; server's CPU so far {cpu:.1f} s")
         service.close("success").result()
 
     def check_bulk_polling(self):
         self.restart(TINDERBOX_BULK_POLLING="true")
-        self.check_many_samples(bulk=True)
+        self.check_many_samples()
         sampler = self.service(MINE).create_sampling_client(base_model=NAME).result()
         ask = lambda **more: self.server.call("POST", "/retrieve_futures", {"target": {"type": "sampling_session", "sampling_session_id": sampler._sampling_session_id}, **more}, headers={"x-stainless-read-timeout": "12"})  # noqa: E731
         begin = time.monotonic()
         assert ask(prev_cursor=5, timeout=0.0) == (200, {"completions": [], "cursor": 5})
-        assert time.monotonic() - begin < 1
+        at_once = time.monotonic() - begin
         assert ask(prev_cursor=5)[1] == {"completions": [], "cursor": 5}
-        assert 1.5 < time.monotonic() - begin < 10, "without a timeout it waits"
+        waited = time.monotonic() - begin - at_once
+        assert waited > 1.5 and waited > at_once, f"without a timeout it waits: {waited:.1f} s after {at_once:.1f} s"
         assert ask(timeout=-1)[0] == 400
         assert self.server.call("POST", "/retrieve_futures", {"target": {"type": "sampling_session", "sampling_session_id": "x:sample:0"}})[0] == 404
         self.restart()
@@ -144,27 +140,29 @@ class Checks(CheckpointChecks, FileChecks):
         assert self.server.call("POST", "/client/dynamic_config", {})[1]["sample_cancel_enabled"] is True
         sampler = self.mine.create_sampling_client(base_model=NAME).result()
         sampler.sample(types.ModelInput.from_ints([3]), 1, types.SamplingParams(max_tokens=1)).result(60)
-        future = sampler.sample(types.ModelInput.from_ints([3, 4, 5]), 64, types.SamplingParams(max_tokens=200, stop=[])).future()
-        time.sleep(0.3)
+        future = sampler.sample(types.ModelInput.from_ints([3, 4, 5]), 64, types.SamplingParams(max_tokens=2000, stop=[])).future()
+
+        def is_polled():
+            """The SDK cancels what it has a number for: it has had time to get it and to ask."""
+            told = self.server.call("GET", "/status")[1]["waiting"]
+            return any(sampler._sampling_session_id in w["request"] and w["waiting_seconds"] > 0.5 for w in told)
+
+        becomes(is_polled, "the sample did not reach the server")
         assert future.cancel(), "the sample was done at once"
-        for _ in range(300):
-            if "the request was cancelled" in self.server.log.read_text():
-                return
-            time.sleep(0.1)
-        raise AssertionError("the server did not hear of it")
+        becomes(lambda: "the request was cancelled" in self.server.log.read_text(), "the server did not hear of it")
 
     def check_commands(self):
         run = self.saved.split("/")[2]
-        assert NAME in self.cli("model", "list")
-        assert run in self.cli("--format", "json", "run", "list", "--limit", "0")
-        assert run in self.cli("run", "info", run)
-        assert self.saved in self.cli("--format", "json", "checkpoint", "list")
-        assert self.saved in self.cli("--format", "json", "checkpoint", "list", "--run-id", run)
-        assert self.saved in self.cli("--format", "json", "checkpoint", "info", self.saved)
+        assert NAME in self.command("model", "list")
+        assert run in self.command("--format", "json", "run", "list", "--limit", "0")
+        assert run in self.command("run", "info", run)
+        assert self.saved in self.command("--format", "json", "checkpoint", "list")
+        assert self.saved in self.command("--format", "json", "checkpoint", "list", "--run-id", run)
+        assert self.saved in self.command("--format", "json", "checkpoint", "info", self.saved)
         for command in (["publish"], ["unpublish"], ["set-ttl", "--ttl", "7200"], ["set-ttl", "--remove"]):
-            self.cli("checkpoint", command[0], self.saved, *command[1:])
+            self.command("checkpoint", command[0], self.saved, *command[1:])
         gone = self.trainer.save_state("gone").result().path
-        self.cli("checkpoint", "delete", gone, "-y")
+        self.command("checkpoint", "delete", gone, "-y")
         self.refused(lambda: self.rest.get_weights_info_by_tinker_path(gone).result(), 404, "no checkpoint")
         assert run not in self.cli("--format", "json", "run", "list", key=OTHERS)
 
@@ -188,16 +186,15 @@ class Checks(CheckpointChecks, FileChecks):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tinderbox", required=True)
+    parser.add_argument("--model-dir", type=Path, required=True)
     parser.add_argument("--only", help="checks whose name holds this")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        subprocess.run([sys.executable, str(HERE / "conformance" / "make_tiny_model.py"), str(work / "models")], check=True, stdout=subprocess.DEVNULL)
-        model = work / "models" / "qwen3"
-        server = Server(args.tinderbox, work, model)
+        server = Server(args.tinderbox, work, args.model_dir)
         server.start()
         try:
-            failed = Checks(server, work, model).run(args.only)
+            failed = Checks(server, work, args.model_dir).run(args.only)
         finally:
             server.stop()
         print(f"{failed} failed" if failed else "all hold")

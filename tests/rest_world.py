@@ -17,6 +17,14 @@ NAME = "tiny/qwen3"
 MINE, OTHERS = "tml-rest-mine", "tml-rest-other"
 
 
+def becomes(true, otherwise: str) -> None:
+    """Asks again until it is true; a minute is long enough for a machine that is busy."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.05)
+
+
 class Server:
     """`tinderbox serve` on a free port, which it keeps over a restart."""
 
@@ -109,7 +117,20 @@ class World:
             return
         raise AssertionError(f"expected {status}, got {value!r}")
 
+    def command(self, *args: str) -> str:
+        """Output of the `tinker` command, run in this process: one of its own takes seconds to import the SDK.
+
+        For one key alone, since the SDK keeps its client for the life of a process.
+        """
+        from click.testing import CliRunner
+        from tinker.cli.__main__ import main_cli
+
+        done = CliRunner().invoke(main_cli, args, env={"TINKER_BASE_URL": self.server.url, "TINKER_API_KEY": MINE, "TINKER_TELEMETRY": "0"})
+        assert done.exit_code == 0, f"tinker {' '.join(args)}: {done.exit_code}\n{done.output}{done.exception or ''}"
+        return done.stdout
+
     def cli(self, *args: str, key: str = MINE, code: int = 0) -> str:
+        """The same in a process of its own."""
         env = {**os.environ, "TINKER_BASE_URL": self.server.url, "TINKER_API_KEY": key, "TINKER_TELEMETRY": "0"}
         done = subprocess.run([str(Path(sys.executable).parent / "tinker"), *args], env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == code, f"tinker {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"

@@ -4,7 +4,6 @@ import io
 import json
 import signal
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -57,9 +56,8 @@ def test_an_archive_is_a_tar_with_the_adapter(api, svc, tmp_path, ref, rng):
     step(api, tc, [example(rng, ref)])
     path = wait(tc.save_weights_for_sampler("archived"), api.timeout).path
     run, kind, name = path.removeprefix("tinker://").split("/")
-    start = time.monotonic()
     link = api.http("GET", f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/archive")
-    assert link.status_code == 302 and time.monotonic() - start < 5
+    assert link.status_code == 302
     body = harness.httpx.get(link.headers["location"], timeout=api.timeout)
     assert body.status_code == 200 and int(body.headers["content-length"]) == len(body.content)
     with tarfile.open(fileobj=io.BytesIO(body.content)) as tar:

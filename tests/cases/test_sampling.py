@@ -129,12 +129,10 @@ def test_saving_for_the_sampler_while_long_samples_run(api, svc, ref, rng):
     sampler = api.snapshot(tc)
     prompt = tinker.ModelInput.from_ints(refmath.random_tokens(rng, 8, ref.vocab))
     long = [sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=200, stop=[], seed=i)) for i in range(64)]
-    waits = []
-    for _ in range(5):
-        start = time.monotonic()
+    api.snapshot(tc)
+    assert not all(f.future().done() for f in long), "a save waited for samples that run"
+    for _ in range(4):
         api.snapshot(tc)
-        waits.append(time.monotonic() - start)
-    assert max(waits) < 5, f"a save waited {max(waits):.1f} s for samples that run"
     assert all(len(wait(f, 120).sequences[0].tokens) == 200 for f in long)
 
 
