@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import anthropic
@@ -14,10 +13,6 @@ from world import GREET, GREETING, Skip, World, refused
 def say(client: openai.OpenAI, model: str, **more) -> str:
     request = {"messages": [GREET], "max_tokens": 40, "temperature": 0} | more
     return client.chat.completions.create(model=model, **request).choices[0].message.content
-
-
-def get(w: World, path: str) -> dict:
-    return httpx.get(f"{w.args.base_url}/api/v1/{path}", headers={"X-API-Key": w.args.api_key}, timeout=60).raise_for_status().json()
 
 
 def check_the_hosted_services_paths(w: World) -> None:
@@ -91,7 +86,11 @@ def check_many_at_once_say_what_each_says_alone(w: World) -> None:
 def check_clients_that_go_away_free_their_places(w: World) -> None:
     """More long answers than there are places are begun and left: they are not run to their end, and one more is answered."""
     client = w.openai(max_retries=0)
-    sampled = lambda: get(w, "usage")["total"]["sampled_tokens"]  # noqa: E731
+
+    def sampled() -> int:
+        answer = httpx.get(f"{w.args.base_url}/api/v1/usage", headers={"X-API-Key": w.args.api_key}, timeout=60)
+        return answer.json()["total"]["sampled_tokens"]
+
     before = sampled()
     endless = dict(model=w.model, prompt="x", max_tokens=3500, extra_body={"ignore_eos": True}, stream=True)
     streams = []
@@ -108,9 +107,6 @@ def check_clients_that_go_away_free_their_places(w: World) -> None:
         except httpx.TimeoutException:
             pass
     assert say(client, w.model, max_tokens=20) is not None
-    end = time.monotonic() + 60
-    while get(w, "status")["waiting_count"] > 0:
-        assert time.monotonic() < end, "answers for clients that are gone still run"
-        time.sleep(0.05)
-    share = (sampled() - before) / (3500 * (72 + 8 * 8))
-    assert share < 0.8, f"{share:.0%} of the tokens were sampled for clients that are gone"
+    # Behind 136 answers that go on, it would have got a place only after more than half of them: what ends whole is counted.
+    taken, whole = sampled() - before, 3500 * (72 + 8 * 8)
+    assert 0 < taken < whole / 4, f"{taken} of {whole} tokens were sampled for clients that are gone"
