@@ -208,6 +208,7 @@ fn own_files() -> Vec<PathBuf> {
         "tests/run",
         "tests/sdk_matrix",
         "tests/serving.sh",
+        "tests/stages.sh",
         "tests/suite",
     ];
     all.extend(scripts.iter().map(|f| root().join(f)));

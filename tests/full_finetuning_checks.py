@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Full fine-tuning through the SDK against PyTorch: steps, export, sampler and resume of `MODEL:full`.
 
-    TINKER_BASE_URL=... TINKER_API_KEY=... full_checks.py --model-name my-model --model-dir DIR
+    TINKER_BASE_URL=... TINKER_API_KEY=... full_finetuning_checks.py --model-name my-model --model-dir DIR
 
 1. `get_info` says that the run is no adapter
 2. three AdamW steps over all weights give the logprobs of the same steps in PyTorch
