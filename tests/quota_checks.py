@@ -292,7 +292,7 @@ def token_quota(check: Checks, server: Server) -> None:
     wait = []
 
     def poll() -> None:
-        for _ in range(200):
+        for _ in range(1200):
             told = server.http("GET", "/status")[1]["waiting"]
             wait.extend(w for w in told if w["queue_state"] == "paused_rate_limit")
             if wait:
