@@ -14,6 +14,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 
 import schemathesis
 
@@ -127,7 +128,9 @@ def schemathesis_run(server, checks, extra, **environment):
     command += ["--request-timeout", "120", "--suppress-health-check=all", "--checks", ",".join(checks), *extra]
     # The hooks' module lies beside this file.
     path = os.path.dirname(os.path.abspath(__file__))
-    return subprocess.call(command, env=os.environ | {"PYTHONPATH": path} | environment) == 0
+    # It keeps notes of its own where it is started.
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.call(command, cwd=folder, env=os.environ | {"PYTHONPATH": path} | environment) == 0
 
 
 def main():
