@@ -31,18 +31,21 @@ OWNERS = 16
 HEARTBEATS = 100
 """Sessions that send one heartbeat a second each."""
 SAMPLES, SAMPLE_TOKENS = 2000, 4
-OPENING = asyncio.Semaphore(256)
+OPENING = 256
 """Connections that may be in the making at once."""
 
 
 class Connection:
     """One HTTP/1.1 connection that is kept open; one request at a time."""
 
+    making: asyncio.Semaphore
+    """Of the round's event loop."""
+
     def __init__(self, port: int, key: str):
         self.port, self.key, self.reader, self.writer = port, key, None, None
 
     async def open(self) -> None:
-        async with OPENING:
+        async with Connection.making:
             self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
 
     async def call(self, path: str, body: dict) -> tuple[int, dict]:
@@ -175,6 +178,7 @@ async def burst(port: int, model: str) -> dict:
 
 
 async def load(pid: int, port: int, a: argparse.Namespace) -> dict:
+    Connection.making = asyncio.Semaphore(OPENING)
     promises = await unkept_promises(port, a.polls, "load")
     polled, beaten, times = Counter(), Counter(), []
     opened = [asyncio.Event() for _ in promises]
