@@ -84,7 +84,7 @@ fn checked(id: &LossId, request: &CreateCustomLossRequest) -> Result<(Arc<Progra
 }
 
 impl App {
-    /// The loss of this id, when this owner uploaded it in this session.
+    /// The loss of this id, when this owner uploaded it under this `session_id`.
     pub async fn custom_loss(&self, owner: &OwnerId, session: &SessionId, id: &LossId) -> Result<Arc<Program>> {
         let missing = || {
             Error::not_found(format!(

@@ -29,7 +29,7 @@ impl App {
         }
         self.engine().end_session(session.id.clone());
         self.futures().forget_session(&session.id);
-        // Files that only this session's samplers kept.
+        // Files that only samplers of the ended one kept.
         for dir in self.store().unlisted_dirs_of(&session.id).await? {
             self.futures().discard(dir);
         }
