@@ -202,12 +202,9 @@ fn own_files() -> Vec<PathBuf> {
         "docker/compose.yaml",
         "docker/healthcheck",
         "tests/acceptance",
-        "tests/openapi_env",
         "tests/postgres",
         "tests/python_env",
         "tests/run",
-        "tests/sdk_matrix",
-        "tests/serving.sh",
         "tests/stages.sh",
         "tests/suite",
     ];

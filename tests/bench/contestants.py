@@ -5,72 +5,45 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
+from functools import cached_property
 from pathlib import Path
 
 import psutil
 
-os.environ.setdefault("TINKER_TELEMETRY", "0")
-KEY = "tml-benchmark"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checks"))
+import server  # noqa: E402
 
 
-class Server:
-    """`tinderbox serve` over one model, with a given number of compute threads; a context manager."""
+class Server(server.Server):
+    """`tinderbox serve` over one model and an empty data directory, with a given number of compute threads."""
 
-    def __init__(self, binary: Path, model_dir: Path, data_dir: Path, threads: int, name: str | None = None):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        self.model, self.url = name or str(model_dir), f"http://127.0.0.1:{port}"
+    def __init__(self, binary: Path, model_dir: Path, data_dir: Path, threads: int):
         shutil.rmtree(data_dir, ignore_errors=True)
-        data_dir.mkdir(parents=True)
-        self.log = data_dir / "server.log"
-        command = [str(binary), "serve", "--port", str(port), "--data-dir", str(data_dir), "--model", f"{self.model}={model_dir}"]
-        start = time.perf_counter()
-        with open(self.log, "wb") as log:
-            env = {**os.environ, "RAYON_NUM_THREADS": str(threads)}
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-        self._wait(port, deadline=time.perf_counter() + 120)
-        self.ready_s = time.perf_counter() - start
+        self.model = str(model_dir)
+        super().__init__(binary, data_dir, {self.model: model_dir}, RAYON_NUM_THREADS=str(threads))
+
+    def start(self, **variables: str) -> Server:
+        super().start(**variables)
         self.stats = psutil.Process(self.process.pid)
-        self._service = None
-
-    def _wait(self, port: int, deadline: float) -> None:
-        while time.perf_counter() < deadline and self.process.poll() is None:
-            try:
-                urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=5).read()
-                return
-            except OSError:
-                time.sleep(0.005)
-        raise RuntimeError(f"the server did not become ready: {self.log.read_text(errors='replace')[-2000:]}")
-
-    def __enter__(self) -> "Server":
         return self
 
-    def __exit__(self, *_exc) -> None:
-        if self._service is not None:
-            self._service.close("success").result(30)
-        self.process.terminate()
+    @cached_property
+    def client(self):
+        """One SDK client for the life of the server."""
+        return self.service()
+
+    def stop(self) -> None:
         try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    @property
-    def service(self):
-        if self._service is None:
-            import tinker
-
-            self._service = tinker.ServiceClient(base_url=self.url, api_key=KEY)
-        return self._service
+            if "client" in vars(self):
+                self.client.close("success").result(30)
+        finally:
+            super().stop()
 
     def trainer(self, seed: int, rank: int = 32):
-        return self.service.create_lora_training_client(self.model, rank=rank, seed=seed, train_unembed=False).result()
+        return self.client.create_lora_training_client(self.model, rank=rank, seed=seed, train_unembed=False).result()
 
     def cpu_s(self) -> float:
         t = self.stats.cpu_times()
@@ -82,10 +55,8 @@ class Server:
 
     def export_adapter(self, trainer, dest: Path) -> Path:
         """The run's current adapter as a PEFT directory."""
-        import tinker
-
         path = trainer.save_weights_external("bench").result().path
-        urls = tinker.RestClient(base_url=self.url, api_key=KEY).get_external_weights_urls(path).result().urls
+        urls = self.rest().get_external_weights_urls(path).result().urls
         for name, url in urls.items():
             target = dest / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,6 @@ import gc
 import json
 import os
 import resource
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +24,9 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checks"))
+from server import Server  # noqa: E402
 
 OWNERS = 16
 HEARTBEATS = 100
@@ -204,27 +205,17 @@ async def load(pid: int, port: int, a: argparse.Namespace) -> dict:
 
 
 def served(a: argparse.Namespace, round_: int) -> dict:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "wb") as log:
-        command = [a.tinderbox, "serve", "--port", str(port), "--data-dir", f"{folder}/data", "--model", f"load={a.model_dir}"]
-        if a.database_url:
-            command += ["--database-url", a.database_url]
-        server = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, {a.server_core}))
-        try:
-            for _ in range(150):
-                with socket.socket() as s:
-                    if s.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.2)
+    options = ["--database-url", a.database_url] if a.database_url else []
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(a.tinderbox, Path(folder) / "data", {"load": a.model_dir}, *options)
+        # A process begins on the cores of the one that starts it.
+        os.sched_setaffinity(0, {a.server_core})
+        with server:
+            os.sched_setaffinity(0, {a.own_core})
             time.sleep(1)
-            report = asyncio.run(load(server.pid, port, a))
-        finally:
-            alive = server.poll() is None
-            server.send_signal(signal.SIGTERM)
-            server.wait(60)
-            faults = [line for line in (Path(folder) / "log").read_text().splitlines() if "ERROR" in line or "panic" in line]
+            report = asyncio.run(load(server.process.pid, int(server.url.rsplit(":", 1)[1]), a))
+            alive = server.process.poll() is None
+        faults = [line for line in server.log.read_text().splitlines() if "ERROR" in line or "panic" in line]
     print(json.dumps({"round": round_, **report, "server_alive": alive, "server_faults": faults[:3]}), flush=True)
     return report | {"ok": alive and not faults}
 
@@ -258,8 +249,7 @@ def main() -> int:
     # The hard limit on descriptors, and a core of one's own each where there are two.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     cores = sorted(os.sched_getaffinity(0))
-    a.server_core = cores[-1]
-    os.sched_setaffinity(0, {cores[0]})
+    a.own_core, a.server_core = cores[0], cores[-1]
     rounds = [served(a, i) for i in range(a.rounds)]
     if a.json:
         a.json.write_text(json.dumps(rounds, indent=1) + "\n")

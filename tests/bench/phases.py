@@ -10,7 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from contestants import Server, Torch
+from contestants import Torch
 
 RANK, BATCH, SEQ, PROMPT, NEW = 32, 8, 256, 64, 128
 WARMUP = 2
@@ -109,7 +109,7 @@ def decode(cx) -> dict:
     rates = {"tinderbox": [], "torch": []}
     bandwidth = []
     with cx.server(cx.model, 2) as server, Torch(2, cx.model) as torch:
-        sampler = server.service.create_sampling_client(base_model=server.model).result()
+        sampler = server.client.create_sampling_client(base_model=server.model).result()
         for rep in range(WARMUP + cx.reps):
             first = sample(sampler, prompt, 1, 1, rep)
             ours = (NEW - 1) / (sample(sampler, prompt, 1, NEW, rep) - first)
@@ -181,7 +181,7 @@ def sample_while_training(cx) -> dict:
     data = datums(sequences(BATCH, SEQ, cx.tiny_vocab, 10))
     stop, steps = threading.Event(), []
     with cx.server(cx.tiny, 2) as server:
-        sampler = server.service.create_sampling_client(base_model=server.model).result()
+        sampler = server.client.create_sampling_client(base_model=server.model).result()
         trainer = server.trainer(seed=3, rank=RANK)
 
         def loop():
@@ -203,16 +203,13 @@ def sample_while_training(cx) -> dict:
 
 def round_trips(cx) -> dict:
     """Tiny model: an 8-token forward through the SDK beside requests that compute nothing: a plain one, and one with a future."""
-    import tinker
     from tinker import types
-
-    from contestants import KEY
 
     data = datums(sequences(1, 8, cx.tiny_vocab, 11))
     wall: dict[str, list[float]] = {"forward": [], "noop_request": [], "noop_future": [], "healthz": []}
     with cx.server(cx.tiny, 2) as server:
         trainer, still = server.trainer(seed=4, rank=8), server.trainer(seed=5, rank=1)
-        rest = tinker.RestClient(base_url=server.url, api_key=KEY)
+        rest = server.rest()
         calls = {
             "forward": lambda: trainer.forward(data, "cross_entropy").result(),
             "noop_request": lambda: rest.get_server_capabilities().result(),
