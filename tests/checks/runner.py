@@ -57,9 +57,10 @@ def main(parser: argparse.ArgumentParser, body: Callable[[Checks, argparse.Names
     except BaseException as e:  # noqa: BLE001  what breaks between two checks keeps others from running
         traceback.print_exc(file=sys.stdout)
         checks.failed.append(f"{type(e).__name__} outside of a check")
-    held = checks.ran > 0 and not checks.failed
+    if not checks.ran:
+        checks.failed.append("no check ran")
     print(f"{checks.ran} checks, {len(checks.failed)} failed" + "".join(f"\n  FAILED: {name}" for name in checks.failed))
     sys.stdout.flush()
     sys.stderr.flush()
     # The SDK's own threads would wait for servers that are gone.
-    os._exit(0 if held else 1)
+    os._exit(1 if checks.failed else 0)
