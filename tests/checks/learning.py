@@ -20,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import smollm2_model
@@ -114,13 +115,16 @@ def body(checks: Checks, args) -> None:
     report: dict = {}
 
     def learns(recipe: str) -> str:
-        runs = []
-        for seed in range(args.seeds):
-            world = work / "learning-world"
+        def run(seed: int) -> list[float]:
+            world = work / f"learning-world-{seed}"
             make_world(world, model, seed)
-            runs.append(run_recipe(recipe, world, server, args.steps or RECIPES[recipe][2]))
-            print(f"{recipe} seed {seed}: {' '.join(f'{v:.3f}' for v in runs[-1])}", flush=True)
-        curves[recipe] = runs
+            curve = run_recipe(recipe, world, server, args.steps or RECIPES[recipe][2])
+            print(f"{recipe} seed {seed}: {' '.join(f'{v:.3f}' for v in curve)}", flush=True)
+            return curve
+
+        # At once: the server puts the three into common passes.
+        with ThreadPoolExecutor(args.seeds) as pool:
+            runs = curves[recipe] = list(pool.map(run, range(args.seeds)))
         figures = judge(runs, RECIPES[recipe][4])
         report[recipe] = {**figures, "curves": runs}
         (work / "learning.json").write_text(json.dumps(report, indent=1) + "\n")
