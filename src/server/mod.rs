@@ -2,6 +2,7 @@
 
 mod connections;
 pub mod lock;
+pub mod private;
 mod sweep;
 mod upkeep;
 
