@@ -98,7 +98,7 @@ mod tests {
             let Ok(reply) = ask(work) else { panic!("there is room for two") };
             reply(Ok(Outcome::Sampled(SampleOutput::default())));
         }
-        assert!(ask(Work::Other).err().unwrap().0.contains("requests_per_minute: limit 2, used 2"));
+        assert!(ask(Work::Other).err().unwrap().why.contains("requests_per_minute: limit 2, used 2"));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [true, true]);
         rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
         let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));

@@ -70,7 +70,10 @@ impl Pace {
                 rates.take(&quotas, tokens, now);
                 Ok(())
             }
-            Some(missing) => Err(Full(format!("{}; send this request again {}", missing.quota, missing.when()))),
+            Some(missing) => Err(Full {
+                why: format!("{}; send this request again {}", missing.quota, missing.when()),
+                retry_after: Duration::try_from_secs_f64(missing.seconds).unwrap_or(Duration::MAX),
+            }),
         }
     }
 
@@ -283,13 +286,14 @@ mod tests {
     fn samples_beyond_a_quota_are_told_which() {
         let pace = pace(Some(2), Some(100));
         assert_eq!(pace.admit(&owner(), 50), Ok(()));
-        assert_eq!(pace.admit(&owner(), 500).unwrap_err().0.split(';').next(), {
+        assert_eq!(pace.admit(&owner(), 500).unwrap_err().why.split(';').next(), {
             Some("quota tokens_per_minute: limit 100, used 50 and this request takes 500")
         });
         assert_eq!(pace.admit(&owner(), 1), Ok(()));
-        let told = pace.admit(&owner(), 1).unwrap_err().0;
+        let told = pace.admit(&owner(), 1).unwrap_err();
+        assert_eq!(told.retry_after.as_secs_f64().ceil(), 30.0);
         assert_eq!(
-            told,
+            told.why,
             "quota requests_per_minute: limit 2, used 2 and this request takes 1; send this request again in 30 s"
         );
         assert_eq!(pace.admit(&OwnerId("other".into()), 100), Ok(()), "each account has rates of its own");
