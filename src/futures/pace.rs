@@ -77,12 +77,14 @@ impl Pace {
         }
     }
 
-    /// Takes tokens that were not known before they were there: they put off what comes later.
-    pub fn spend(&self, owner: &OwnerId, tokens: u64) {
+    /// A request that was admitted with `reserved` tokens to generate has ended and generated so many.
+    pub fn settle(&self, owner: &OwnerId, reserved: u64, generated: u64) {
         let quotas = self.accounts.quotas(owner);
-        if let Some(limit) = quotas.tokens_per_minute {
+        if let Some(limit) = quotas.tokens_per_minute.filter(|_| reserved > 0 || generated > 0) {
             let (now, mut owners) = (self.now(), self.lock());
-            entry(&mut owners, owner, &quotas, now).tokens.take(limit, tokens, now);
+            let tokens = &mut entry(&mut owners, owner, &quotas, now).tokens;
+            tokens.give_back(limit, reserved.saturating_sub(generated), now);
+            tokens.take(limit, generated.saturating_sub(reserved), now);
         }
     }
 
@@ -297,8 +299,10 @@ mod tests {
             "quota requests_per_minute: limit 2, used 2 and this request takes 1; send this request again in 30 s"
         );
         assert_eq!(pace.admit(&OwnerId("other".into()), 100), Ok(()), "each account has rates of its own");
-        pace.spend(&owner(), 300);
+        pace.settle(&owner(), 0, 300);
         assert_eq!(pace.used(&owner()), Used { requests: Some(2), tokens: Some(351) });
+        pace.settle(&owner(), 300, 20);
+        assert_eq!(pace.used(&owner()).tokens, Some(71));
         assert_eq!(Pace::new(Accounts::default()).admit(&owner(), 1 << 60), Ok(()));
     }
 

@@ -245,6 +245,25 @@ def token_quota(check: Checks, server: Server) -> None:
     check.that("status shows limit and use", now["quotas"]["tokens_per_minute"]["limit"] == 6000 and now["quotas"]["tokens_per_minute"]["used"] > 0, now["quotas"]["tokens_per_minute"])
 
 
+def token_reservation(check: Checks, server: Server) -> None:
+    """Of 3000 tokens a sample that may generate 2400 leaves no room for another, until it has ended."""
+    session = server.call("POST", "create_session", {"tags": [], "sdk_version": tinker.__version__})[1]["session_id"]
+    wanted = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
+    sampler = server.call("POST", "create_sampling_session", wanted)[1]["sampling_session_id"]
+
+    def ask(seq: int) -> tuple[int, dict]:
+        chunks = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
+        return server.call("POST", "asample", {"sampling_session_id": sampler, "seq_id": seq, "num_samples": 8, "prompt": chunks, "sampling_params": {"max_tokens": 300, "stop": []}})
+
+    (status, first), (refused, why) = ask(0), ask(1)
+    check.that("a sample counts with what it may generate", (status, refused) == (200, 429) and "this request takes 2402" in why["detail"], why)
+    server.call("POST", "cancel_future", {"request_id": first["request_id"]})
+    until = time.monotonic() + 20
+    while (again := ask(1))[0] == 429 and time.monotonic() < until:
+        time.sleep(0.1)
+    check.that("what a cancelled one did not generate is free again", again[0] == 200, again)
+
+
 def request_quota(check: Checks, server: Server) -> None:
     """120 requests a minute are 2 a second; the client's session is one of them."""
     service = server.service()
@@ -306,6 +325,7 @@ def body(check: Checks, args) -> None:
             ("runs", run_quota, "TINDERBOX_QUOTA_MAX_RUNS", "1"),
             ("disk", partial(disk_quota, limit=1 << 20), "TINDERBOX_QUOTA_DISK_BYTES", "1MiB"),
             ("tokens", token_quota, "TINDERBOX_QUOTA_TOKENS_PER_MINUTE", "6000"),
+            ("reservation", token_reservation, "TINDERBOX_QUOTA_TOKENS_PER_MINUTE", "3000"),
             ("requests", request_quota, "TINDERBOX_QUOTA_REQUESTS_PER_MINUTE", "120"),
             ("concurrency", concurrency_quota, "TINDERBOX_PENDING_REQUESTS", "3"),
         ]:
