@@ -28,17 +28,21 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let config = Config::new(args, &Env::from_process()?)?;
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // First, since it makes the data directory as it has to be.
+    let _lock = server::lock::hold(&config.store.data_dir)?;
     runtime.block_on(server::refuse_open_network(&config))?;
     // The port is taken before the models are loaded: a busy one is found out at once.
     let listener = runtime.block_on(server::bind(&config))?;
-    let _lock = server::lock::hold(&config.store.data_dir)?;
     let engine = engine(&config)?;
+    server::private::keep_files_private();
     runtime.block_on(server::run(config, engine, listener, server::signalled()))
 }
 
 /// `tinderbox key`.
 pub fn key(command: KeyCommand) -> anyhow::Result<()> {
     log("warn");
+    // The database may be made here.
+    server::private::keep_files_private();
     keys::run(command, &Env::from_process()?, &mut std::io::stdout())
 }
 

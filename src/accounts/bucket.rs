@@ -33,6 +33,12 @@ impl Bucket {
         self.level -= amount as f64;
     }
 
+    /// Puts back what was taken and not used.
+    pub fn give_back(&mut self, per_minute: u64, amount: u64, now: f64) {
+        self.fill(per_minute, now);
+        self.level = (self.level + amount as f64).min(per_minute as f64);
+    }
+
     /// What was taken and has not come back yet.
     pub fn used(&mut self, per_minute: u64, now: f64) -> u64 {
         self.fill(per_minute, now);
@@ -74,6 +80,16 @@ mod tests {
         bucket.take(100, 250, 0.6);
         assert_eq!(bucket.used(100, 0.6), 250);
         assert!((bucket.wait(100, 1, 0.6) - 90.6).abs() < 1e-6, "151 missing at 100 a minute");
+    }
+
+    #[test]
+    fn what_is_put_back_may_be_taken_again_and_makes_no_more_than_a_minutes_worth() {
+        let mut bucket = Bucket::new(100, 0.0);
+        bucket.take(100, 250, 0.0);
+        bucket.give_back(100, 190, 0.0);
+        assert_eq!(bucket.used(100, 0.0), 60);
+        bucket.give_back(100, 190, 0.0);
+        assert_eq!(bucket.used(100, 0.0), 0);
     }
 
     #[test]

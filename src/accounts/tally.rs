@@ -11,6 +11,8 @@ use super::usage::{Spender, Work};
 pub struct Tally {
     /// `None` when nobody is known to count it under: a run that has left the engine.
     pub spender: Option<Spender>,
+    /// Tokens that it may generate: they count against its account's rate until it is known how many it did.
+    pub reserved: u64,
     known: Counters,
 }
 
@@ -25,10 +27,18 @@ pub fn tokens(command: &Command) -> u64 {
     }
 }
 
+/// Tokens that the command asks to be generated, at most.
+pub fn reserved(command: &Command) -> u64 {
+    match command {
+        Command::Sample { request, .. } => request.num_samples.saturating_mul(request.params.max_tokens) as u64,
+        Command::Run { .. } => 0,
+    }
+}
+
 impl Tally {
     /// `sampler` names the sampler of a sample.
     pub fn of(command: &Command, sampler: Option<&SamplerId>, runs: &Runs) -> Self {
-        let tokens = tokens(command);
+        let (tokens, reserved) = (tokens(command), reserved(command));
         match command {
             Command::Run { model, command, .. } => {
                 let spender = runs.get(model).map(|run| Spender {
@@ -37,7 +47,7 @@ impl Tally {
                     work: Work::Run(model.clone()),
                     base_model: run.base_model,
                 });
-                Self { spender, known: of_run(command, tokens) }
+                Self { spender, reserved, known: of_run(command, tokens) }
             }
             Command::Sample { origin, request } => {
                 let spender = Spender {
@@ -46,7 +56,7 @@ impl Tally {
                     work: sampler.map_or(Work::Other, |s| Work::Sampler(s.clone())),
                     base_model: request.base.clone(),
                 };
-                Self { spender: Some(spender), known: of_sample(request, tokens) }
+                Self { spender: Some(spender), reserved, known: of_sample(request, tokens) }
             }
         }
     }
@@ -156,7 +166,9 @@ mod tests {
             weight_versions: vec![0; n],
         };
         let output = SampleOutput { sequences: vec![sequence(2), sequence(9), sequence(1)], ..SampleOutput::default() };
-        let counters = Tally::of(&command, None, &Runs::default()).with(&Outcome::Sampled(output));
+        let tally = Tally::of(&command, None, &Runs::default());
+        assert_eq!(tally.reserved, 3 * 9, "max_tokens of each");
+        let counters = tally.with(&Outcome::Sampled(output));
         let expected =
             Counters { prefill_tokens: 5, cached_prefill_tokens: 10, sampled_tokens: 12, ..Counters::default() };
         assert_eq!((counters, tokens(&command)), (expected, 5));

@@ -27,6 +27,9 @@ const MAX_SMALL: usize = 4 << 20;
 /// Larger ones are parsed on threads where they do not hold up others.
 const LARGE: usize = 64 << 10;
 
+/// A body may take as long as it likes, but not be silent for longer than this.
+pub const SILENCE: Duration = Duration::from_secs(60);
+
 /// What is looked at of a body that is too large, to find its number, and for how long it may take to arrive.
 const PEEK: usize = 64 << 10;
 const PEEK_TIME: Duration = Duration::from_secs(2);
@@ -149,7 +152,7 @@ async fn receive(
         return Err(Fault { error, seen });
     }
     permit.check(declared.unwrap_or(0)).map_err(Fault::blank)?;
-    let raw = collect(body, limit, &mut permit).await?;
+    let raw = collect(body, limit, SILENCE, &mut permit).await?;
     match encoding {
         "" | "identity" => Ok((raw, permit)),
         "zstd" => {
@@ -164,11 +167,13 @@ async fn receive(
     }
 }
 
-/// The body as it arrives.
-async fn collect(body: Body, limit: usize, permit: &mut Permit) -> Result<Bytes, Fault> {
+/// The body as it arrives. 408 when nothing of it came for `silence`.
+async fn collect(body: Body, limit: usize, silence: Duration, permit: &mut Permit) -> Result<Bytes, Fault> {
     let mut stream = body.into_data_stream();
     let mut raw = BytesMut::new();
-    while let Some(frame) = stream.next().await {
+    while let Some(frame) =
+        tokio::time::timeout(silence, stream.next()).await.map_err(|_| Fault::blank(stalled(silence, raw.len())))?
+    {
         // Whoever broke off will send it all again.
         let frame = frame.map_err(|e| Fault::blank(broken(&e)))?;
         if raw.len() + frame.len() > limit {
@@ -208,6 +213,12 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
 fn broken(e: &axum::Error) -> ApiError {
     let text = std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string);
     ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {text}"))
+}
+
+fn stalled(silence: Duration, received: usize) -> ApiError {
+    let seconds = silence.as_secs();
+    let detail = format!("nothing of the request body came for {seconds} s, after {received} bytes; send it again");
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, detail)
 }
 
 #[cfg(test)]
@@ -286,5 +297,27 @@ mod tests {
         full.grow(app.limits().pending_bytes).unwrap();
         assert_eq!(optim_step(&app, "me", &[], json(4)).await, StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(spent(), None);
+    }
+
+    #[tokio::test]
+    async fn a_body_may_be_slow_but_not_silent() {
+        let (app, _engine) = testing::app().await;
+        let silence = Duration::from_millis(400);
+        let pieces = |waits: [u32; 4]| {
+            let piece = move |wait| async move {
+                tokio::time::sleep(silence / 4 * wait).await;
+                Ok::<_, std::io::Error>("ab")
+            };
+            Body::from_stream(futures_util::stream::iter(waits).then(piece))
+        };
+        let enter = || app.unlimited().enter(&testing::owner()).unwrap();
+        let slow = collect(pieces([2; 4]), 100, silence, &mut enter()).await.ok().unwrap();
+        assert_eq!(slow, "abababab", "twice the time in all");
+        let silent = collect(pieces([0, 0, 100, 0]), 100, silence, &mut enter()).await.err().unwrap();
+        assert!(silent.seen.is_empty(), "its number comes again");
+        let response = silent.error.into_response();
+        assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
+        let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+        assert!(String::from_utf8_lossy(&body).contains("after 4 bytes; send it again"), "{body:?}");
     }
 }

@@ -18,13 +18,18 @@ pub struct ApiError {
     detail: String,
     /// `WWW-Authenticate`.
     challenge: Option<&'static str>,
+    /// `Retry-After`, in seconds.
+    retry_after: Option<u64>,
 }
+
+/// Longest `Retry-After`: clients take a longer one for none.
+const RETRY_AFTER_MAX: u64 = 60;
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
 impl ApiError {
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), challenge: None }
+        Self { status, detail: detail.into(), challenge: None, retry_after: None }
     }
 
     pub fn unauthorized(detail: impl Into<String>) -> Self {
@@ -58,7 +63,9 @@ impl From<Error> for ApiError {
 /// Clients send the same request again, with the same number (protocol §12.2).
 impl From<Full> for ApiError {
     fn from(full: Full) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, full.0)
+        let seconds = full.retry_after.as_secs_f64().ceil() as u64;
+        let retry_after = Some(seconds.clamp(1, RETRY_AFTER_MAX));
+        Self { retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, full.why) }
     }
 }
 
@@ -68,6 +75,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(json!({ "detail": self.detail }))).into_response();
         if let Some(challenge) = self.challenge {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -109,12 +119,28 @@ pub fn panicked(payload: Box<dyn std::any::Any + Send>) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use axum::body::Body;
     use serde_json::Value;
     use tower::ServiceExt;
 
     use super::*;
     use crate::api::{router, testing};
+
+    #[test]
+    fn who_is_sent_away_is_told_for_how_long() {
+        for (retry_after, header) in [
+            (Duration::ZERO, "1"),
+            (Duration::from_millis(1001), "2"),
+            (Duration::MAX, "60"),
+            (Full::of_work("").retry_after, "5"),
+        ] {
+            let response = ApiError::from(Full { why: "full".into(), retry_after }).into_response();
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(response.headers()[axum::http::header::RETRY_AFTER], header);
+        }
+    }
 
     #[tokio::test]
     async fn what_axum_refuses_has_the_shape_of_all_errors() {

@@ -9,7 +9,7 @@ use tinderbox_client::types::sampling::{
     JoinSamplingSessionResponse, SampleRequest,
 };
 
-use crate::accounts::tally::tokens;
+use crate::accounts::tally::{reserved, tokens};
 use crate::command::{Command, Origin, SampleSource};
 use crate::error::{Error, Result};
 use crate::futures::admission::size_bytes;
@@ -146,10 +146,16 @@ pub async fn asample(
     let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };
     let command = Command::Sample { origin, request: checked.request };
     permit.grow(size_bytes(&command))?;
-    app.futures().pace().admit(&owner, tokens(&command))?;
+    let (tokens, reserved) = (tokens(&command), reserved(&command));
+    app.futures().pace().admit(&owner, tokens + reserved)?;
     let completion = Completion::Sample { targets: checked.targets, path };
-    let request = Request { id: promise, owner, key, meaning, command, completion, permit: Some(permit) };
+    let request =
+        Request { id: promise, owner: owner.clone(), key, meaning, command, completion, permit: Some(permit) };
     let issued = app.futures().issue(request)?;
+    if !issued.new {
+        // The same request came twice at once: the other one pays.
+        app.futures().pace().settle(&owner, tokens + reserved, 0);
+    }
     // A session that ended meanwhile did not see this request yet.
     if issued.new && app.has_ended(&row.session).await? {
         app.engine().cancel(issued.id.clone());

@@ -30,6 +30,7 @@ pub async fn create(
     bounded("tags", &r.tags)?;
     bounded("user_metadata", &r.user_metadata)?;
     bounded("sdk_version, project_id and display_name", &(&r.sdk_version, &r.project_id, &r.display_name))?;
+    app.futures().pace().admit(&owner, 0)?;
     let now = Utc::now();
     let row = SessionRow {
         id: SessionId::random(),
@@ -120,4 +121,29 @@ pub async fn set_project(
     app.store().set_session_project(&session.id, &r.project_id).await?;
     app.known().assign(&session, &r.project_id);
     Ok(Json(json!({})))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use axum::response::IntoResponse;
+
+    use super::*;
+    use crate::api::testing::{self, owner};
+    use crate::config::quotas::Quotas;
+
+    #[tokio::test]
+    async fn new_sessions_count_against_the_rate_of_requests_and_heartbeats_do_not() {
+        let (app, _engine) = testing::app().await;
+        app.futures().accounts().set(owner(), Quotas { requests_per_minute: Some(1), ..Quotas::default() });
+        let request = || JsonBody(CreateSessionRequest { sdk_version: "0.38.0".into(), ..Default::default() });
+        let made = create(State(app.clone()), Owner(owner()), request()).await.unwrap();
+        let refused = create(State(app.clone()), Owner(owner()), request()).await.unwrap_err().into_response();
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(refused.headers()["retry-after"], "60");
+        for _ in 0..3 {
+            let beat = SessionHeartbeatRequest { session_id: made.session_id.clone() };
+            assert!(heartbeat(State(app.clone()), Owner(owner()), JsonBody(beat)).await.is_ok());
+        }
+    }
 }

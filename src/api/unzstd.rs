@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(unpack(&bomb, 1 << 20).unwrap().len(), 1 << 20);
         let mut room = 3 * BLOCK / 2;
         let refused = unzstd(&bomb, 1 << 20, |n| {
-            room = room.checked_sub(n).ok_or(Full("no room".into()))?;
+            room = room.checked_sub(n).ok_or(Full::of_work("no room"))?;
             Ok(())
         });
         assert!(refused.unwrap_err().1.is_empty());

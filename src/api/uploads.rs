@@ -1,7 +1,6 @@
 //! Uploading an adapter: start announces the files, each is sent to its link, finish makes a checkpoint of them.
 
 use std::path::Path as FilePath;
-use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -27,16 +26,13 @@ use crate::validate::metadata::bounded;
 use crate::validate::weights::ttl;
 
 use super::auth::Owner;
-use super::body::JsonBody;
+use super::body::{JsonBody, SILENCE};
 use super::error::{ApiError, ApiResult};
 use super::held::{Held, Place};
 use super::state::App;
 use super::transfers::api_url;
 
 const DEFAULT_NAME: &str = "uploaded";
-
-/// A sender that is silent for so long is gone.
-const SILENCE: Duration = Duration::from_secs(60);
 
 pub async fn start(
     State(app): State<App>,

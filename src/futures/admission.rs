@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::accounts::Accounts;
 use crate::command::{Command, Datum, Numbers, RunCommand, SampleRequest, Stop};
@@ -24,7 +25,20 @@ impl Room {
 
 /// There is no room now, but there will be: the client should send the request again.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Full(pub String);
+pub struct Full {
+    pub why: String,
+    /// When it is worth another try.
+    pub retry_after: Duration,
+}
+
+impl Full {
+    /// Until something of what waits is finished, nobody knows how long. Clients try two to ten times.
+    const SOON: Duration = Duration::from_secs(5);
+
+    pub fn of_work(why: impl Into<String>) -> Self {
+        Self { why: why.into(), retry_after: Self::SOON }
+    }
+}
 
 /// Counts what is pending. Clones share the counts.
 #[derive(Clone)]
@@ -67,7 +81,7 @@ impl Admission {
         let held = counts.owners.entry(owner.clone()).or_default();
         if held.requests >= limit {
             let used = held.requests;
-            return Err(Full(format!(
+            return Err(Full::of_work(format!(
                 "{used} requests of this account are not finished: quota pending_requests: limit {limit}, used {used}; \
                  send this one again later"
             )));
@@ -101,12 +115,15 @@ impl Permit {
         let fits = |held: usize, limit: usize| held <= self.bytes || held.saturating_add(more) <= limit;
         if !fits(own, room / 2) {
             let limit = room / 2;
-            return Err(Full(format!(
+            return Err(Full::of_work(format!(
                 "{own} bytes of this account's requests wait, of {limit}; send this one again later"
             )));
         }
         if !fits(counts.bytes, room) {
-            return Err(Full(format!("{} bytes of requests wait, of {room}; send this one again later", counts.bytes)));
+            return Err(Full::of_work(format!(
+                "{} bytes of requests wait, of {room}; send this one again later",
+                counts.bytes
+            )));
         }
         Ok(())
     }
@@ -175,17 +192,17 @@ mod tests {
         let mut b = admission.enter(&owner("a")).unwrap();
         a.grow(30).unwrap();
         assert_eq!(
-            b.grow(21).unwrap_err().0,
+            b.grow(21).unwrap_err().why,
             "30 bytes of this account's requests wait, of 50; send this one again later"
         );
         b.grow(20).unwrap();
         let mut other = admission.enter(&owner("b")).unwrap();
         other.grow(50).unwrap();
         let mut third = admission.enter(&owner("c")).unwrap();
-        assert!(third.grow(1).unwrap_err().0.starts_with("100 bytes of requests"));
+        assert!(third.grow(1).unwrap_err().why.starts_with("100 bytes of requests"));
         drop(a);
         third.grow(30).unwrap();
-        assert!(b.grow(1).unwrap_err().0.starts_with("100 bytes of requests"));
+        assert!(b.grow(1).unwrap_err().why.starts_with("100 bytes of requests"));
     }
 
     #[test]
@@ -204,7 +221,7 @@ mod tests {
     fn requests_are_counted_per_owner() {
         let admission = Admission::new(Room { bytes: 100, requests: 2 }, Accounts::default());
         let (first, _second) = (admission.enter(&owner("a")).unwrap(), admission.enter(&owner("a")).unwrap());
-        assert!(admission.enter(&owner("a")).is_err_and(|full| full.0.starts_with("2 requests")));
+        assert!(admission.enter(&owner("a")).is_err_and(|full| full.why.starts_with("2 requests")));
         assert!(admission.enter(&owner("b")).is_ok());
         drop(first);
         assert!(admission.enter(&owner("a")).is_ok());
@@ -216,7 +233,7 @@ mod tests {
         let admission = Admission::new(Room { bytes: 100, requests: 2 }, accounts.clone());
         accounts.set(owner("a"), Quotas { pending_requests: Some(3), ..Quotas::default() });
         let held: Vec<_> = (0..3).map(|_| admission.enter(&owner("a")).unwrap()).collect();
-        let full = admission.enter(&owner("a")).err().unwrap().0;
+        let full = admission.enter(&owner("a")).err().unwrap().why;
         assert!(full.contains("quota pending_requests: limit 3, used 3"), "{full}");
         accounts.set(owner("a"), Quotas { pending_requests: Some(4), ..Quotas::default() });
         assert!(admission.enter(&owner("a")).is_ok() && held.len() == 3);

@@ -132,7 +132,7 @@ impl Guard {
         let spent = self.consumer.take().map(|consumer| self.futures.engine.take_spent(&consumer)).unwrap_or_default();
         let took = if succeeded { self.took } else { done(&spent) };
         let took = Counters { device_micros: spent.time.as_micros() as u64, ..took };
-        self.futures.took(self.tally.spender.take(), took);
+        self.futures.took(&mut self.tally, took);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Samples that go to the engine without a promise, such as ones that are followed token by token: their quotas, and
 //! what they took.
 
-use crate::accounts::tally::{Tally, tokens};
+use crate::accounts::tally::{Tally, reserved, tokens};
 use crate::accounts::usage::Work;
 use crate::command::Command;
 use crate::engine::handle::Reply;
@@ -17,7 +17,7 @@ impl Futures {
     /// under `work` before it calls the one given here. The sample's session is named only if it is a sampler's.
     pub fn admit_sample(&self, command: &Command, work: Work, reply: Reply) -> Result<Reply, Full> {
         let Command::Sample { origin, .. } = command else { return Ok(reply) };
-        self.pace.admit(&origin.owner, tokens(command))?;
+        self.pace.admit(&origin.owner, tokens(command) + reserved(command))?;
         let consumer = Consumer::Sample(origin.promise.clone());
         let mut tally = Tally::of(command, None, &self.runs);
         if let Some(spender) = &mut tally.spender {
@@ -49,7 +49,7 @@ impl Drop for Count {
         let spent = self.futures.engine.take_spent(&self.consumer);
         let took = self.took.take().unwrap_or_else(|| done(&spent));
         let device_micros = spent.time.as_micros() as u64;
-        self.futures.took(self.tally.spender.take(), Counters { device_micros, ..took });
+        self.futures.took(&mut self.tally, Counters { device_micros, ..took });
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
             let Ok(reply) = ask(work) else { panic!("there is room for two") };
             reply(Ok(Outcome::Sampled(SampleOutput::default())));
         }
-        assert!(ask(Work::Other).err().unwrap().0.contains("requests_per_minute: limit 2, used 2"));
+        assert!(ask(Work::Other).err().unwrap().why.contains("requests_per_minute: limit 2, used 2"));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [true, true]);
         rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
         let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
@@ -106,5 +106,21 @@ mod tests {
         let told: Vec<_> =
             rows.into_iter().map(|(k, c)| (k.session.is_some(), k.run, k.sampler, c.prefill_tokens)).collect();
         assert_eq!(told, [(false, Some(run), None, 5), (true, None, Some(sampler), 5)]);
+    }
+
+    #[tokio::test]
+    async fn what_it_may_generate_counts_until_it_has_ended() {
+        let rig = Rig::new().await;
+        rig.futures.accounts().set(owner(), Quotas { tokens_per_minute: Some(30), ..Quotas::default() });
+        let ask = || rig.futures.admit_sample(&sample(owner(), 5, 2), Work::Other, Box::new(|_| ()));
+        let used = || rig.futures.pace().used(&owner()).tokens.unwrap();
+        let Ok(first) = ask() else { panic!("there is room for 5 + 2 * 9 tokens") };
+        assert_eq!(used(), 23);
+        assert!(ask().err().unwrap().why.contains("limit 30, used 23 and this request takes 23"));
+        first(Ok(Outcome::Sampled(SampleOutput::default())));
+        assert_eq!(used(), 5, "nothing was generated");
+        let Ok(dropped) = ask() else { panic!("there is room again") };
+        drop(dropped);
+        assert_eq!(used(), 10);
     }
 }

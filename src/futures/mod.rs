@@ -27,7 +27,8 @@ use tokio::sync::watch;
 
 use crate::accounts::Accounts;
 use crate::accounts::runs::Runs;
-use crate::accounts::usage::{Spender, Usage};
+use crate::accounts::tally::Tally;
+use crate::accounts::usage::Usage;
 use crate::engine::handle::Handle;
 use crate::error::Error;
 use crate::ids::{OwnerId, RequestId, SessionId};
@@ -126,10 +127,11 @@ impl Futures {
         &self.usage
     }
 
-    /// Counts what a request took.
-    fn took(&self, spender: Option<Spender>, took: Counters) {
-        if let Some(spender) = spender.filter(|_| took != Counters::default()) {
-            self.pace.spend(&spender.owner, took.sampled_tokens);
+    /// Counts what a request took; what it had reserved and did not generate is free again.
+    fn took(&self, tally: &mut Tally, took: Counters) {
+        let Some(spender) = tally.spender.take() else { return };
+        self.pace.settle(&spender.owner, tally.reserved, took.sampled_tokens);
+        if took != Counters::default() {
             self.usage.add(spender, &took);
         }
     }

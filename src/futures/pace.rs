@@ -70,16 +70,21 @@ impl Pace {
                 rates.take(&quotas, tokens, now);
                 Ok(())
             }
-            Some(missing) => Err(Full(format!("{}; send this request again {}", missing.quota, missing.when()))),
+            Some(missing) => Err(Full {
+                why: format!("{}; send this request again {}", missing.quota, missing.when()),
+                retry_after: Duration::try_from_secs_f64(missing.seconds).unwrap_or(Duration::MAX),
+            }),
         }
     }
 
-    /// Takes tokens that were not known before they were there: they put off what comes later.
-    pub fn spend(&self, owner: &OwnerId, tokens: u64) {
+    /// A request that was admitted with `reserved` tokens to generate has ended and generated so many.
+    pub fn settle(&self, owner: &OwnerId, reserved: u64, generated: u64) {
         let quotas = self.accounts.quotas(owner);
-        if let Some(limit) = quotas.tokens_per_minute {
+        if let Some(limit) = quotas.tokens_per_minute.filter(|_| reserved > 0 || generated > 0) {
             let (now, mut owners) = (self.now(), self.lock());
-            entry(&mut owners, owner, &quotas, now).tokens.take(limit, tokens, now);
+            let tokens = &mut entry(&mut owners, owner, &quotas, now).tokens;
+            tokens.give_back(limit, reserved.saturating_sub(generated), now);
+            tokens.take(limit, generated.saturating_sub(reserved), now);
         }
     }
 
@@ -283,18 +288,21 @@ mod tests {
     fn samples_beyond_a_quota_are_told_which() {
         let pace = pace(Some(2), Some(100));
         assert_eq!(pace.admit(&owner(), 50), Ok(()));
-        assert_eq!(pace.admit(&owner(), 500).unwrap_err().0.split(';').next(), {
+        assert_eq!(pace.admit(&owner(), 500).unwrap_err().why.split(';').next(), {
             Some("quota tokens_per_minute: limit 100, used 50 and this request takes 500")
         });
         assert_eq!(pace.admit(&owner(), 1), Ok(()));
-        let told = pace.admit(&owner(), 1).unwrap_err().0;
+        let told = pace.admit(&owner(), 1).unwrap_err();
+        assert_eq!(told.retry_after.as_secs_f64().ceil(), 30.0);
         assert_eq!(
-            told,
+            told.why,
             "quota requests_per_minute: limit 2, used 2 and this request takes 1; send this request again in 30 s"
         );
         assert_eq!(pace.admit(&OwnerId("other".into()), 100), Ok(()), "each account has rates of its own");
-        pace.spend(&owner(), 300);
+        pace.settle(&owner(), 0, 300);
         assert_eq!(pace.used(&owner()), Used { requests: Some(2), tokens: Some(351) });
+        pace.settle(&owner(), 300, 20);
+        assert_eq!(pace.used(&owner()).tokens, Some(71));
         assert_eq!(Pace::new(Accounts::default()).admit(&owner(), 1 << 60), Ok(()));
     }
 

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
+use super::private;
+
 /// Held for as long as the value lives; the system lets go of it when the process ends, however it ends.
 pub struct DataDirLock(#[expect(dead_code, reason = "the lock lives in the open file")] File);
 
@@ -15,9 +17,12 @@ pub struct DataDirLock(#[expect(dead_code, reason = "the lock lives in the open 
 /// User errors: it cannot be made or written, or another server has it (which process, where that is known).
 pub fn hold(data_dir: &Path) -> Result<DataDirLock> {
     let failed = |e: &dyn std::fmt::Display| Error::user(format!("data directory {}: {e}", data_dir.display()));
-    std::fs::create_dir_all(data_dir).map_err(|e| failed(&e))?;
-    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(data_dir.join("lock"));
-    let mut file = open.map_err(|e| failed(&e))?;
+    private::make_dir(data_dir)?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(data_dir.join("lock")).map_err(|e| failed(&e))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

@@ -1,6 +1,8 @@
 //! The server: store, promises and routes around an engine, until it is told to stop.
 
+mod connections;
 pub mod lock;
+pub mod private;
 mod sweep;
 mod upkeep;
 
@@ -8,7 +10,6 @@ use std::future::Future;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::serve::ListenerExt;
 use chrono::Utc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -71,20 +72,14 @@ pub async fn run(
         app.futures().close();
         stop.send_replace(true);
     };
-    // Small answers must not wait for more data to fill a packet.
-    let listener = listener.tap_io(|stream| {
-        if let Err(e) = stream.set_nodelay(true) {
-            tracing::debug!(error = %e, "TCP_NODELAY not set");
-        }
-    });
-    let serving = axum::serve(listener, router).with_graceful_shutdown(signal);
+    let serving = connections::serve(listener, router, connections::HEAD_TIME, signal);
     let overdue = async {
         // An error means that the signal's side is gone, which is a stop too.
         let _ = stopping.wait_for(|stop| *stop).await;
         tokio::time::sleep(DRAIN).await;
     };
     tokio::select! {
-        served = serving => served?,
+        () = serving => {}
         () = overdue => tracing::warn!("requests in flight were cut off"),
     }
     sweeper.abort();

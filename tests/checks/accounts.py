@@ -94,7 +94,8 @@ def check_network(new) -> None:
 
 
 def check_lifecycle(new) -> None:
-    """Create, list, rotate, expire and revoke beside a running server; nothing at rest or in the log gives a key away."""
+    """Create, list, rotate, expire and revoke beside a running server; nothing at rest or in the log gives a key away, and
+    nobody else can read what is at rest."""
     with new("lifecycle", "--api-key", "tml-flagflagflag") as s:
         ann = s.key("create", "--name", "ann", "--max-runs", "3", "--weight", "2")
         assert re.fullmatch(r"tml-[0-9a-f]{64}", ann)
@@ -133,6 +134,8 @@ def check_lifecycle(new) -> None:
     for file in [*s.data.glob("*"), s.log]:
         text = file.read_bytes().decode("latin-1") if file.is_file() else ""
         assert not any(secret in text for secret in secrets), f"{file.name} holds a key"
+    opened = [f"{file.name} {file.stat().st_mode:o}" for file in [s.data, *s.data.rglob("*")] if file.stat().st_mode & 0o077]
+    assert not opened, f"others can read {opened}"
 
 
 def check_accounts(new) -> None:

@@ -245,8 +245,27 @@ def token_quota(check: Checks, server: Server) -> None:
     check.that("status shows limit and use", now["quotas"]["tokens_per_minute"]["limit"] == 6000 and now["quotas"]["tokens_per_minute"]["used"] > 0, now["quotas"]["tokens_per_minute"])
 
 
+def token_reservation(check: Checks, server: Server) -> None:
+    """Of 3000 tokens a sample that may generate 2400 leaves no room for another, until it has ended."""
+    session = server.call("POST", "create_session", {"tags": [], "sdk_version": tinker.__version__})[1]["session_id"]
+    wanted = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
+    sampler = server.call("POST", "create_sampling_session", wanted)[1]["sampling_session_id"]
+
+    def ask(seq: int) -> tuple[int, dict]:
+        chunks = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
+        return server.call("POST", "asample", {"sampling_session_id": sampler, "seq_id": seq, "num_samples": 8, "prompt": chunks, "sampling_params": {"max_tokens": 300, "stop": []}})
+
+    (status, first), (refused, why) = ask(0), ask(1)
+    check.that("a sample counts with what it may generate", (status, refused) == (200, 429) and "this request takes 2402" in why["detail"], why)
+    server.call("POST", "cancel_future", {"request_id": first["request_id"]})
+    until = time.monotonic() + 20
+    while (again := ask(1))[0] == 429 and time.monotonic() < until:
+        time.sleep(0.1)
+    check.that("what a cancelled one did not generate is free again", again[0] == 200, again)
+
+
 def request_quota(check: Checks, server: Server) -> None:
-    """120 requests a minute are 2 a second."""
+    """120 requests a minute are 2 a second; the client's session is one of them."""
     service = server.service()
     sampler = service.create_sampling_client(base_model=MODEL).result(WAIT)
     session = server.call("GET", "sessions")[1]["sessions"][0]
@@ -258,8 +277,11 @@ def request_quota(check: Checks, server: Server) -> None:
         statuses.append(server.call("POST", "asample", body))
     refused = [a["detail"] for s, a in statuses if s == 429]
     allowed = 120 + 2 * (time.monotonic() - start) + 1
-    check.that("samples beyond the rate are 429", 120 <= len(statuses) - len(refused) <= allowed and {s for s, _ in statuses} <= {200, 429}, f"{len(refused)} refused of {len(statuses)}")
-    check.that("the refusal names quota, limit and use", bool(refused) and "requests_per_minute: limit 120, used 120" in refused[0], refused[:1])
+    check.that("samples beyond the rate are 429", 119 <= len(statuses) - len(refused) <= allowed and {s for s, _ in statuses} <= {200, 429}, f"{len(refused)} refused of {len(statuses)}")
+    check.that("the refusal names quota, limit and use", bool(refused) and "requests_per_minute: limit 120, used 1" in refused[0], refused[:1])
+    made = [server.request("POST", "/api/v1/create_session", {"tags": [], "sdk_version": tinker.__version__})[:2] for _ in range(10)]
+    waits = {headers["Retry-After"] for status, headers in made if status == 429}
+    check.that("so are sessions, with the time to wait", waits == {"1"}, waits)
     repeat = {"sampling_session_id": raw_id, "seq_id": 0, "num_samples": 1, "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}, "sampling_params": {"max_tokens": 1}}
     check.that("a repeat of an accepted sample costs nothing", server.call("POST", "asample", repeat) == statuses[0])
     params = types.SamplingParams(max_tokens=2, temperature=1.0)
@@ -303,6 +325,7 @@ def body(check: Checks, args) -> None:
             ("runs", run_quota, "TINDERBOX_QUOTA_MAX_RUNS", "1"),
             ("disk", partial(disk_quota, limit=1 << 20), "TINDERBOX_QUOTA_DISK_BYTES", "1MiB"),
             ("tokens", token_quota, "TINDERBOX_QUOTA_TOKENS_PER_MINUTE", "6000"),
+            ("reservation", token_reservation, "TINDERBOX_QUOTA_TOKENS_PER_MINUTE", "3000"),
             ("requests", request_quota, "TINDERBOX_QUOTA_REQUESTS_PER_MINUTE", "120"),
             ("concurrency", concurrency_quota, "TINDERBOX_PENDING_REQUESTS", "3"),
         ]:

@@ -13,6 +13,10 @@ const fn pair(name: &'static str, f: fn([f64; 2]) -> (f64, [f64; 2])) -> Op {
     Op { name, params: "input other", run: Run::Pair(f) }
 }
 
+const fn choice(name: &'static str, f: fn([f64; 2]) -> (f64, [f64; 2])) -> Op {
+    Op { name, params: "input other", run: Run::Choice(f) }
+}
+
 const fn smooth(name: &'static str, f: fn([f64; 2]) -> (f64, [f64; 2])) -> Op {
     Op { name, params: "input other", run: Run::SmoothPair(f) }
 }
@@ -23,12 +27,12 @@ const fn check(name: &'static str, f: fn(f64, f64) -> bool) -> Op {
 
 pub const OPS: &[Op] = &[
     pair("mul", |[a, b]| (a * b, [b, a])),
-    pair("maximum", |[a, b]| chosen(a, b, a > b)),
-    pair("minimum", |[a, b]| chosen(a, b, a < b)),
-    pair("fmax", |[a, b]| one_of(a, b, b.is_nan() || a >= b)),
-    pair("fmin", |[a, b]| one_of(a, b, b.is_nan() || a <= b)),
+    choice("maximum", |[a, b]| chosen(a, b, a > b)),
+    choice("minimum", |[a, b]| chosen(a, b, a < b)),
+    choice("fmax", |[a, b]| one_of(a, b, b.is_nan() || a >= b)),
+    choice("fmin", |[a, b]| one_of(a, b, b.is_nan() || a <= b)),
     pair("remainder", |[a, b]| (a - (a / b).floor() * b, [1.0, -(a / b).floor()])),
-    pair("floor_divide", |[a, b]| ((a / b).floor(), [0.0, 0.0])),
+    choice("floor_divide", |[a, b]| ((a / b).floor(), [0.0, 0.0])),
     pair("fmod", |[a, b]| (a % b, [1.0, -(a / b).trunc()])),
     smooth("atan2", |[a, b]| (a.atan2(b), [b / (a * a + b * b), -a / (a * a + b * b)])),
     smooth("hypot", |[a, b]| (a.hypot(b), [a / a.hypot(b), b / a.hypot(b)])),
@@ -46,7 +50,7 @@ pub const OPS: &[Op] = &[
         let value = a.copysign(b);
         (value, [if a == 0.0 { 0.0 } else { value / a }, 0.0])
     }),
-    pair("heaviside", |[a, b]| (if a == 0.0 { b } else { flag(a > 0.0) }, [0.0, 0.0])),
+    choice("heaviside", |[a, b]| (if a == 0.0 { b } else { flag(a > 0.0) }, [0.0, 0.0])),
     check("eq", |a, b| a == b),
     check("ne", |a, b| a != b),
     check("lt", |a, b| a < b),
@@ -142,8 +146,8 @@ fn div(ev: &mut Eval, a: &Args) -> Result<Value> {
     let ([x, y], dtype) = a.operands([0, 1])?;
     Ok(match a.text(2)? {
         None => over(ev, &x, &y)?,
-        Some("floor") => ev.pointwise([&x, &y], dtype, |[x, y]| ((x / y).floor(), [0.0; 2]))?,
-        Some("trunc") => ev.pointwise([&x, &y], dtype, |[x, y]| ((x / y).trunc(), [0.0; 2]))?,
+        Some("floor") => ev.choose([&x, &y], dtype, |[x, y]| ((x / y).floor(), [0.0; 2]))?,
+        Some("trunc") => ev.choose([&x, &y], dtype, |[x, y]| ((x / y).trunc(), [0.0; 2]))?,
         Some(other) => return refuse(format!("rounding_mode {other:?} is not allowed; allowed are floor, trunc")),
     }
     .into())
@@ -207,14 +211,14 @@ fn clamp(ev: &mut Eval, a: &Args) -> Result<Value> {
         operand.map_or_else(|| Tensor::scalar(Dtype::F64, none), |operand| fit(operand, dtype))
     };
     let (low, high) = (bound(low, f64::NEG_INFINITY), bound(high, f64::INFINITY));
-    Ok(ev.pointwise([&x, &low, &high], dtype, clamped)?.into())
+    Ok(ev.choose([&x, &low, &high], dtype, clamped)?.into())
 }
 
 fn limit(ev: &mut Eval, a: &Args, below: bool) -> Result<Value> {
     let ([x, bound], dtype) = a.operands([0, 1])?;
     let none = Tensor::scalar(Dtype::F64, if below { f64::INFINITY } else { f64::NEG_INFINITY });
     let xs = if below { [&x, &bound, &none] } else { [&x, &none, &bound] };
-    Ok(ev.pointwise(xs, dtype, clamped)?.into())
+    Ok(ev.choose(xs, dtype, clamped)?.into())
 }
 
 /// At a limit the derivative still passes.
@@ -238,7 +242,7 @@ fn select(ev: &mut Eval, a: &Args, which: [usize; 3], dtype: Option<Dtype>) -> R
     let f = |[c, yes, no]: [f64; 3]| {
         if c != 0.0 { (dtype.cast(yes), [0.0, 1.0, 0.0]) } else { (dtype.cast(no), [0.0, 0.0, 1.0]) }
     };
-    Ok(ev.pointwise([&condition, &yes, &no], dtype, f)?.into())
+    Ok(ev.choose([&condition, &yes, &no], dtype, f)?.into())
 }
 
 fn lerp(ev: &mut Eval, a: &Args) -> Result<Value> {

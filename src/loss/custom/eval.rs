@@ -71,6 +71,26 @@ impl Eval {
         dtype: Dtype,
         f: impl Fn([f64; N]) -> (f64, [f64; N]),
     ) -> Result<Tensor> {
+        self.cells(xs, dtype, Factor::Each, f)
+    }
+
+    /// As `pointwise`, for functions that choose: an operand of derivative zero was not chosen, and gets nothing back.
+    pub fn choose<const N: usize>(
+        &mut self,
+        xs: [&Tensor; N],
+        dtype: Dtype,
+        f: impl Fn([f64; N]) -> (f64, [f64; N]),
+    ) -> Result<Tensor> {
+        self.cells(xs, dtype, Factor::Sieve, f)
+    }
+
+    fn cells<const N: usize>(
+        &mut self,
+        xs: [&Tensor; N],
+        dtype: Dtype,
+        factor: fn(Vec<f64>) -> Factor,
+        f: impl Fn([f64; N]) -> (f64, [f64; N]),
+    ) -> Result<Tensor> {
         let shape = xs.iter().try_fold(Vec::new(), |shape, x| broadcast(&shape, &x.shape))?;
         let n = self.take(&shape, 2 * N)?;
         let mut maps = xs.map(|x| spread(&x.shape, &shape));
@@ -93,7 +113,7 @@ impl Eval {
         let mut edges = Vec::new();
         for (i, slope) in slopes.into_iter().enumerate().filter(|(i, _)| tracked[*i]) {
             if let Some(parent) = xs[i].node {
-                let link = Link::Pull { from: maps[i].take(), factor: Factor::Each(slope) };
+                let link = Link::Pull { from: maps[i].take(), factor: factor(slope) };
                 edges.push(Edge { parent, link });
             }
         }
@@ -102,6 +122,14 @@ impl Eval {
 
     pub fn map(&mut self, x: &Tensor, dtype: Dtype, f: impl Fn(f64) -> (f64, f64)) -> Result<Tensor> {
         self.pointwise([x], dtype, |[x]| {
+            let (y, d) = f(x);
+            (y, [d])
+        })
+    }
+
+    /// As `map`, for a function that is flat where its derivative is zero.
+    pub fn sieve(&mut self, x: &Tensor, dtype: Dtype, f: impl Fn(f64) -> (f64, f64)) -> Result<Tensor> {
+        self.choose([x], dtype, |[x]| {
             let (y, d) = f(x);
             (y, [d])
         })

@@ -48,7 +48,7 @@ fn softmax(ev: &mut Eval, a: &Args, sign: f64) -> Result<Value> {
 
 /// `x`, or `limit` where that is more.
 fn at_least(ev: &mut Eval, x: &Tensor, limit: f64) -> Result<Tensor> {
-    ev.map(x, x.dtype, |v| if v < limit { (limit, 0.0) } else { (v, 1.0) })
+    ev.sieve(x, x.dtype, |v| if v < limit { (limit, 0.0) } else { (v, 1.0) })
 }
 
 fn normalize(ev: &mut Eval, a: &Args) -> Result<Value> {

@@ -7,7 +7,7 @@ use super::eval::Eval;
 use super::ops::{Op, call};
 use super::reduce::shared_extreme;
 use super::shape::Lines;
-use super::tape::{Edge, Link};
+use super::tape::{Edge, Factor, Link};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::error::Result;
 
@@ -250,7 +250,7 @@ fn extreme(ev: &mut Eval, a: &Args, start: f64, better: fn(f64, f64) -> bool) ->
     }
     let Some(axis) = a.axis(1, x.rank())? else {
         let all: Vec<usize> = (0..x.rank()).collect();
-        return Ok(shared_extreme(ev, &x, &all, false, start, better)?.into());
+        return Ok(shared_extreme(ev, &x, &all, false, (start, better), Factor::Sieve)?.into());
     };
     let order = best(&x, axis, better)?;
     ranked(ev, &x, axis, order, 1, a.flag(2, false)?)

@@ -20,10 +20,14 @@ pub enum Run {
     Smooth(Curve),
     /// Cell by cell; the dtype stays.
     Same(Curve),
+    /// As `Same`, and flat wherever the derivative is zero.
+    Flat(Curve),
     /// Cell by cell into bools.
     Test(fn(f64) -> bool),
     /// Two operands cell by cell, in their common dtype.
     Pair(Surface),
+    /// As `Pair`, where one operand is chosen and the other has the derivative zero.
+    Choice(Surface),
     /// As `Pair`; integers become floats.
     SmoothPair(Surface),
     /// Two operands cell by cell into bools.
@@ -246,6 +250,10 @@ pub fn run(ev: &mut Eval, op: &'static Op, args: &Args) -> Result<Value> {
             let x = args.tensor(0)?;
             ev.map(&x, x.dtype, f)?.into()
         }
+        Run::Flat(f) => {
+            let x = args.tensor(0)?;
+            ev.sieve(&x, x.dtype, f)?.into()
+        }
         Run::Test(f) => {
             let x = args.tensor(0)?;
             unary::test(ev, &x, f)?.into()
@@ -253,6 +261,10 @@ pub fn run(ev: &mut Eval, op: &'static Op, args: &Args) -> Result<Value> {
         Run::Pair(f) => {
             let ([a, b], dtype) = args.operands([0, 1])?;
             ev.pointwise([&a, &b], dtype, f)?.into()
+        }
+        Run::Choice(f) => {
+            let ([a, b], dtype) = args.operands([0, 1])?;
+            ev.choose([&a, &b], dtype, f)?.into()
         }
         Run::SmoothPair(f) => {
             let ([a, b], dtype) = args.operands([0, 1])?;

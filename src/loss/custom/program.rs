@@ -141,7 +141,10 @@ impl Program {
         let d_logprobs: Vec<f32> = derivative.into_iter().map(|d| d as f32).collect();
         if let Some(i) = d_logprobs.iter().position(|d| !d.is_finite()) {
             let (position, d, lp) = (i / datum.k, d_logprobs[i], logprobs[i]);
-            return refuse(format!("the derivative at position {position} is {d}, where the logprob is {lp}"));
+            return refuse(format!(
+                "the derivative at position {position} is {d}, where the logprob is {lp}; as in torch, a mask after log(0), \
+                 1/0 or sqrt(0) keeps their infinite slope: mask what goes into them"
+            ));
         }
         Ok(DatumLoss { value, d_logprobs, metrics: None, custom })
     }

@@ -77,8 +77,8 @@ pub fn numbers(op: &Op, a: &Args) -> Result<Value> {
             let (x, y) = (a.float(0, 0.0)?, a.float(1, 0.0)?);
             Ok(Value::Bool(f(x, y)))
         }
-        (Run::Pair(_), _) => arithmetic(op.name, value(0), value(1)),
-        (Run::Same(f), _) => {
+        (Run::Pair(_) | Run::Choice(_), _) => arithmetic(op.name, value(0), value(1)),
+        (Run::Same(f) | Run::Flat(f), _) => {
             let Some((dtype, x)) = value(0).number() else { return refuse("a number is needed") };
             if dtype.is_float() { real(f(x).0) } else { whole(f(x).0) }
         }

@@ -143,7 +143,7 @@ pub fn log_sum_exp(ev: &mut Eval, x: &Tensor, axes: &[usize], keepdim: bool) -> 
 
 /// √x, whose derivative at 0 counts as 0: so torch has it for norms and standard deviations.
 pub fn root(ev: &mut Eval, x: &Tensor) -> Result<Tensor> {
-    ev.map(x, x.dtype, |v| (v.sqrt(), if v == 0.0 { 0.0 } else { 0.5 / v.sqrt() }))
+    ev.sieve(x, x.dtype, |v| (v.sqrt(), if v == 0.0 { 0.0 } else { 0.5 / v.sqrt() }))
 }
 
 /// The p-norm over these axes.
@@ -162,24 +162,25 @@ pub fn norm(ev: &mut Eval, x: &Tensor, p: f64, axes: &[usize], keepdim: bool) ->
     if p.is_infinite() {
         let (start, better): (f64, fn(f64, f64) -> bool) =
             if p > 0.0 { (0.0, |x, b| x > b) } else { (f64::INFINITY, |x, b| x < b) };
-        return shared_extreme(ev, &sizes, axes, keepdim, start, better);
+        return shared_extreme(ev, &sizes, axes, keepdim, (start, better), Factor::Each);
     }
     if p == 1.0 {
         return sum(ev, &sizes, axes, keepdim);
     }
-    let powers = ev.map(&sizes, dtype, |v| (v.powf(p), if v == 0.0 { 0.0 } else { p * v.powf(p - 1.0) }))?;
+    let powers = ev.sieve(&sizes, dtype, |v| (v.powf(p), if v == 0.0 { 0.0 } else { p * v.powf(p - 1.0) }))?;
     let total = sum(ev, &powers, axes, keepdim)?;
-    ev.map(&total, dtype, |v| (v.powf(p.recip()), if v == 0.0 { 0.0 } else { v.powf(p.recip() - 1.0) / p }))
+    ev.sieve(&total, dtype, |v| (v.powf(p.recip()), if v == 0.0 { 0.0 } else { v.powf(p.recip() - 1.0) / p }))
 }
 
-/// The extreme over these axes; cells that share it share the derivative evenly.
+/// The extreme over these axes; cells that share it share the derivative evenly. `factor`: torch multiplies the others' with
+/// zero over named axes, and leaves them out over all.
 pub fn shared_extreme(
     ev: &mut Eval,
     x: &Tensor,
     axes: &[usize],
     keepdim: bool,
-    start: f64,
-    better: fn(f64, f64) -> bool,
+    (start, better): (f64, fn(f64, f64) -> bool),
+    factor: fn(Vec<f64>) -> Factor,
 ) -> Result<Tensor> {
     let fold = fold(ev, x, axes, keepdim)?;
     if x.data.is_empty() && fold.count > 0 {
@@ -198,8 +199,8 @@ pub fn shared_extreme(
         ties[*o as usize] += flag(is_best(*v, *o));
     }
     let share = |(v, o): (&f64, &u32)| flag(is_best(*v, *o)) / ties[*o as usize];
-    let factor = Factor::Each(x.data.iter().zip(&fold.to).map(share).collect());
-    Ok(fold.push(ev, x, x.dtype, best, factor))
+    let shares = x.data.iter().zip(&fold.to).map(share).collect();
+    Ok(fold.push(ev, x, x.dtype, best, factor(shares)))
 }
 
 /// The first argument, in the dtype that argument `i` names.
@@ -240,7 +241,7 @@ fn prod(ev: &mut Eval, a: &Args) -> Result<Value> {
 
 fn even(ev: &mut Eval, a: &Args, start: f64, better: fn(f64, f64) -> bool) -> Result<Value> {
     let x = a.tensor(0)?;
-    Ok(shared_extreme(ev, &x, &a.axes(1, x.rank())?, a.flag(2, false)?, start, better)?.into())
+    Ok(shared_extreme(ev, &x, &a.axes(1, x.rank())?, a.flag(2, false)?, (start, better), Factor::Each)?.into())
 }
 
 /// A bool from how many cells are true, and of how many.

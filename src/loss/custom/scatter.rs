@@ -86,7 +86,7 @@ fn put(ev: &mut Eval, x: &Tensor, source: &Tensor, to: Vec<u32>, adds: bool) -> 
         let o = *o as usize;
         (data[o], kept[o]) = if adds { (data[o] + v, 1.0) } else { (x.dtype.cast(*v), 0.0) };
     }
-    let own = |parent| Edge { parent, link: Link::Pull { from: None, factor: Factor::Each(kept) } };
+    let own = |parent| Edge { parent, link: Link::Pull { from: None, factor: Factor::Sieve(kept) } };
     let written = |parent| Edge { parent, link: Link::Push { to, factor: Factor::One } };
     let edges = x.node.map(own).into_iter().chain(source.node.map(written)).collect();
     Ok(ev.made(x.shape.clone(), x.dtype, data, edges).into())

@@ -5,15 +5,24 @@
 pub enum Factor {
     One,
     Each(Vec<f64>),
+    /// As `Each`, but through a zero nothing passes, not even NaN: what was not chosen has no part in the result.
+    Sieve(Vec<f64>),
 }
 
 impl Factor {
-    fn at(&self, i: usize) -> f64 {
+    /// `grad` times the factor of `i`. Elsewhere than in a sieve zero times infinity is NaN, as it is in torch: a loss that
+    /// hides an infinite slope behind a mask has that NaN on either side of the wire.
+    fn times(&self, grad: f64, i: usize) -> f64 {
         match self {
-            Self::One => 1.0,
-            Self::Each(v) => v[i],
+            Self::One => grad,
+            Self::Each(v) => grad * v[i],
+            Self::Sieve(v) => sieved(grad, v[i]),
         }
     }
+}
+
+fn sieved(grad: f64, factor: f64) -> f64 {
+    if factor == 0.0 { 0.0 } else { grad * factor }
 }
 
 /// How a tensor depends on one it was made of.
@@ -23,7 +32,8 @@ pub enum Link {
     Pull { from: Option<Vec<u32>>, factor: Factor },
     /// The parent's element i goes into element `to[i]`, times the factor of i.
     Push { to: Vec<u32>, factor: Factor },
-    /// Along lines of `len` elements, `stride` apart: d y\[j\] = carry\[j\] d y\[j−1\] + own\[j\] d x\[j\].
+    /// Along lines of `len` elements, `stride` apart: d y\[j\] = carry\[j\] d y\[j−1\] + own\[j\] d x\[j\]. Both are sieves:
+    /// nothing passes the first zero of a running product.
     Scan { len: usize, stride: usize, carry: Vec<f64>, own: Vec<f64> },
 }
 
@@ -66,29 +76,24 @@ impl Tape {
     }
 }
 
-/// Zero times anything is zero: what a loss masks out must not come back as NaN.
-fn times(a: f64, b: f64) -> f64 {
-    if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
-}
-
 fn carry_back(link: &Link, grad: &[f64], into: &mut [f64]) {
     match link {
         Link::Pull { from: None, factor } => {
             for (o, (g, x)) in grad.iter().zip(into).enumerate() {
-                *x += times(*g, factor.at(o));
+                *x += factor.times(*g, o);
             }
         }
         Link::Pull { from: Some(from), factor } => {
             for (o, (g, i)) in grad.iter().zip(from).enumerate() {
                 // A cell that is made of no element, such as padding, has the index MAX.
                 if let Some(x) = into.get_mut(*i as usize) {
-                    *x += times(*g, factor.at(o));
+                    *x += factor.times(*g, o);
                 }
             }
         }
         Link::Push { to, factor } => {
             for (i, (o, x)) in to.iter().zip(into).enumerate() {
-                *x += times(grad[*o as usize], factor.at(i));
+                *x += factor.times(grad[*o as usize], i);
             }
         }
         Link::Scan { len, stride, carry, own } => {
@@ -97,9 +102,9 @@ fn carry_back(link: &Link, grad: &[f64], into: &mut [f64]) {
                 let mut g = 0.0;
                 for j in (0..*len).rev() {
                     let i = start + j * stride;
-                    let from_next = if j + 1 < *len { times(g, carry[i + stride]) } else { 0.0 };
+                    let from_next = if j + 1 < *len { sieved(g, carry[i + stride]) } else { 0.0 };
                     g = grad[i] + from_next;
-                    into[i] += times(g, own[i]);
+                    into[i] += sieved(g, own[i]);
                 }
             }
         }
@@ -132,8 +137,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_masked_out_stays_zero() {
-        let link = Link::Pull { from: None, factor: Factor::Each(vec![f64::INFINITY, f64::NAN]) };
-        assert_eq!(grad(2, link, &[0.0, 0.0]), [0.0, 0.0]);
+    fn a_zero_stops_infinity_in_a_sieve_alone() {
+        let through = |factor| grad(2, Link::Pull { from: None, factor }, &[f64::INFINITY, 0.0]);
+        assert_eq!(through(Factor::Sieve(vec![0.0, 2.0])), [0.0, 0.0]);
+        assert!(through(Factor::Each(vec![0.0, f64::INFINITY])).iter().all(|g| g.is_nan()));
     }
 }

@@ -16,6 +16,11 @@ const fn same(name: &'static str, f: fn(f64) -> (f64, f64)) -> Op {
     Op { name, params: "input", run: Run::Same(f) }
 }
 
+/// Flat wherever its derivative is zero.
+const fn flat(name: &'static str, f: fn(f64) -> (f64, f64)) -> Op {
+    Op { name, params: "input", run: Run::Flat(f) }
+}
+
 const fn check(name: &'static str, f: fn(f64) -> bool) -> Op {
     Op { name, params: "input", run: Run::Test(f) }
 }
@@ -65,27 +70,28 @@ pub const OPS: &[Op] = &[
         const ALPHA: f64 = 1.673_263_242_354_377_2;
         if x > 0.0 { (SCALE * x, SCALE) } else { (SCALE * ALPHA * x.exp_m1(), SCALE * ALPHA * x.exp()) }
     }),
-    smooth("hardsigmoid", |x| ((x / 6.0 + 0.5).clamp(0.0, 1.0), if x > -3.0 && x < 3.0 { 1.0 / 6.0 } else { 0.0 })),
-    smooth("hardswish", |x| {
-        let slope = if x < -3.0 {
-            0.0
-        } else if x <= 3.0 {
-            x / 3.0 + 0.5
-        } else {
-            1.0
-        };
-        (x * (x / 6.0 + 0.5).clamp(0.0, 1.0), slope)
+    call("hardsigmoid", "input", |ev, a| {
+        let slope = |x: f64| if x > -3.0 && x < 3.0 { 1.0 / 6.0 } else { 0.0 };
+        flat_float(ev, &a.tensor(0)?, |x| ((x / 6.0 + 0.5).clamp(0.0, 1.0), slope(x)))
     }),
-    smooth("relu6", |x| (held(x, 0.0, 6.0), inside(x, 0.0, 6.0))),
-    same("relu", |x| (if x.is_nan() { x } else { x.max(0.0) }, flag(x > 0.0))),
+    call("hardswish", "input", |ev, a| {
+        let slope = |x: f64| match x {
+            x if x < -3.0 => 0.0,
+            x if x <= 3.0 => x / 3.0 + 0.5,
+            _ => 1.0,
+        };
+        flat_float(ev, &a.tensor(0)?, |x| (x * (x / 6.0 + 0.5).clamp(0.0, 1.0), slope(x)))
+    }),
+    call("relu6", "input", |ev, a| flat_float(ev, &a.tensor(0)?, |x| (held(x, 0.0, 6.0), inside(x, 0.0, 6.0)))),
+    flat("relu", |x| (if x.is_nan() { x } else { x.max(0.0) }, flag(x > 0.0))),
     same("neg", |x| (-x, -1.0)),
     same("positive", |x| (x, 1.0)),
     same("abs", |x| (x.abs(), sign(x))),
-    same("sign", |x| (sign(x), 0.0)),
+    flat("sign", |x| (sign(x), 0.0)),
     same("square", |x| (x * x, 2.0 * x)),
-    same("floor", |x| (x.floor(), 0.0)),
-    same("ceil", |x| (x.ceil(), 0.0)),
-    same("trunc", |x| (x.trunc(), 0.0)),
+    flat("floor", |x| (x.floor(), 0.0)),
+    flat("ceil", |x| (x.ceil(), 0.0)),
+    flat("trunc", |x| (x.trunc(), 0.0)),
     same("frac", |x| (x.fract(), 1.0)),
     check("isnan", f64::is_nan),
     check("isinf", f64::is_infinite),
@@ -173,6 +179,10 @@ fn float(ev: &mut Eval, x: &Tensor, f: impl Fn(f64) -> (f64, f64)) -> Result<Val
     Ok(ev.map(x, x.dtype.float(), f)?.into())
 }
 
+fn flat_float(ev: &mut Eval, x: &Tensor, f: impl Fn(f64) -> (f64, f64)) -> Result<Value> {
+    Ok(ev.sieve(x, x.dtype.float(), f)?.into())
+}
+
 fn bitwise_not(ev: &mut Eval, a: &Args) -> Result<Value> {
     let x = a.tensor(0)?;
     match x.dtype {
@@ -185,7 +195,7 @@ fn bitwise_not(ev: &mut Eval, a: &Args) -> Result<Value> {
 fn round(ev: &mut Eval, a: &Args) -> Result<Value> {
     let x = a.tensor(0)?;
     let scale = 10f64.powi(a.int(1)?.unwrap_or(0).clamp(-300, 300) as i32);
-    Ok(ev.map(&x, x.dtype, |x| ((x * scale).round_ties_even() / scale, 0.0))?.into())
+    Ok(ev.sieve(&x, x.dtype, |x| ((x * scale).round_ties_even() / scale, 0.0))?.into())
 }
 
 fn nan_to_num(ev: &mut Eval, a: &Args) -> Result<Value> {
@@ -204,7 +214,7 @@ fn nan_to_num(ev: &mut Eval, a: &Args) -> Result<Value> {
 fn logit(ev: &mut Eval, a: &Args) -> Result<Value> {
     let x = a.tensor(0)?;
     let eps = if a.given(1) { Some(a.float(1, 0.0)?) } else { None };
-    float(ev, &x, |x| {
+    flat_float(ev, &x, |x| {
         let (low, high) = eps.map_or((0.0, 1.0), |e| (e, 1.0 - e));
         let z = if eps.is_some() { held(x, low, high) } else { x };
         let slope = if eps.is_none() || (x >= low && x <= high) { (z * (1.0 - z)).recip() } else { 0.0 };
@@ -252,20 +262,20 @@ fn leaky_relu(ev: &mut Eval, a: &Args) -> Result<Value> {
 
 fn hardtanh(ev: &mut Eval, a: &Args) -> Result<Value> {
     let (x, low, high) = (a.tensor(0)?, a.float(1, -1.0)?, a.float(2, 1.0)?);
-    float(ev, &x, |x| (held(x, low, high), inside(x, low, high)))
+    flat_float(ev, &x, |x| (held(x, low, high), inside(x, low, high)))
 }
 
 fn threshold(ev: &mut Eval, a: &Args) -> Result<Value> {
     let (x, limit, value) = (a.tensor(0)?, a.float(1, 0.0)?, a.float(2, 0.0)?);
-    Ok(ev.map(&x, x.dtype, |x| if x <= limit { (value, 0.0) } else { (x, 1.0) })?.into())
+    Ok(ev.sieve(&x, x.dtype, |x| if x <= limit { (value, 0.0) } else { (x, 1.0) })?.into())
 }
 
 fn softshrink(ev: &mut Eval, a: &Args) -> Result<Value> {
     let (x, l) = (a.tensor(0)?, a.float(1, 0.5)?);
-    float(ev, &x, |x| if x.abs() > l { (x - l * sign(x), 1.0) } else { (x * 0.0, 0.0) })
+    flat_float(ev, &x, |x| if x.abs() > l { (x - l * sign(x), 1.0) } else { (x * 0.0, 0.0) })
 }
 
 fn hardshrink(ev: &mut Eval, a: &Args) -> Result<Value> {
     let (x, l) = (a.tensor(0)?, a.float(1, 0.5)?);
-    float(ev, &x, |x| if x.abs() <= l { (0.0, 0.0) } else { (x, 1.0) })
+    flat_float(ev, &x, |x| if x.abs() <= l { (0.0, 0.0) } else { (x, 1.0) })
 }

@@ -1,0 +1,123 @@
+//! Connections: one that brings no request in time is closed, and at the end those in use may finish.
+
+use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::Router;
+use axum::serve::Listener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+
+/// How long a connection may be without a whole request head while no request is served on it. It holds for half a head
+/// as for one that idles, and HTTP clients keep idle connections for up to 90 s, so it is longer than that. A long poll
+/// is a request being served; bodies have a limit of their own (`api/body.rs`).
+pub const HEAD_TIME: Duration = Duration::from_secs(120);
+
+/// Serves until `shutdown` resolves, then takes no new connection, closes those that idle, and returns when the
+/// requests in flight are answered.
+pub async fn serve(mut listener: TcpListener, router: Router, head_time: Duration, shutdown: impl Future<Output = ()>) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(head_time);
+    let service = TowerToHyperService::new(router);
+    let open = GracefulShutdown::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        // Of axum's trait: it goes on after errors, such as too many open files.
+        let (stream, _) = tokio::select! {
+            accepted = Listener::accept(&mut listener) => accepted,
+            () = &mut shutdown => break,
+        };
+        // Small answers must not wait for more data to fill a packet.
+        if let Err(e) = stream.set_nodelay(true) {
+            tracing::debug!(error = %e, "TCP_NODELAY not set");
+        }
+        let connection = open.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        tokio::spawn(async move {
+            if let Err(e) = connection.await {
+                tracing::debug!(error = %e, "a connection ended early");
+            }
+        });
+    }
+    drop(listener);
+    open.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
+    use tokio::task::JoinHandle;
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    const HEAD: Duration = Duration::from_millis(400);
+    /// Longer than a head may take.
+    const POLL: Duration = Duration::from_millis(800);
+    const SOON: Duration = Duration::from_secs(10);
+    const QUICK: &str = "GET /quick HTTP/1.1\r\nHost: x\r\n\r\n";
+    const SLOW: &str = "GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
+
+    /// `/quick`, and `/slow` as long as a long poll. → a connection, what stops the server, and the server.
+    async fn server() -> (TcpStream, oneshot::Sender<()>, JoinHandle<()>) {
+        let slow = || async {
+            sleep(POLL).await;
+            "done"
+        };
+        let router = Router::new().route("/quick", get(|| async { "done" })).route("/slow", get(slow));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async {
+            let _ = stopped.await;
+        };
+        let serving = tokio::spawn(serve(listener, router, HEAD, shutdown));
+        (TcpStream::connect(address).await.unwrap(), stop, serving)
+    }
+
+    /// Sends, and reads one answer; empty when the connection was closed.
+    async fn ask(stream: &mut TcpStream, request: &str) -> String {
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 1024];
+        let n = timeout(SOON, stream.read(&mut answer)).await.expect("an answer, or an end").unwrap();
+        String::from_utf8_lossy(&answer[..n]).into_owned()
+    }
+
+    #[tokio::test]
+    async fn half_a_head_and_silence_end_a_connection() {
+        for half in ["", "GET /quick HT", "GET /quick HTTP/1.1\r\nHost: x\r\n"] {
+            let (mut stream, _stop, _serving) = server().await;
+            assert_eq!(ask(&mut stream, half).await, "", "{half:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_idles_between_requests_and_a_long_poll_go_on() {
+        let (mut stream, _stop, _serving) = server().await;
+        for request in [QUICK, SLOW, QUICK] {
+            let answer = ask(&mut stream, request).await;
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("done"), "{answer}");
+            sleep(HEAD / 2).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn at_the_end_idle_connections_close_and_requests_in_flight_are_answered() {
+        let (mut busy, stop, mut serving) = server().await;
+        let mut idle = TcpStream::connect(busy.peer_addr().unwrap()).await.unwrap();
+        assert!(ask(&mut idle, QUICK).await.ends_with("done"));
+        busy.write_all(SLOW.as_bytes()).await.unwrap();
+        sleep(HEAD / 4).await;
+        stop.send(()).unwrap();
+        assert_eq!(timeout(HEAD / 4, idle.read(&mut [0])).await.expect("closed at once").unwrap(), 0);
+        assert!(timeout(HEAD / 4, &mut serving).await.is_err(), "a request is in flight");
+        assert!(ask(&mut busy, "").await.ends_with("done"));
+        timeout(SOON, serving).await.unwrap().unwrap();
+    }
+}
