@@ -54,7 +54,8 @@ fn open_to_others(_: &Path) -> std::io::Result<Option<String>> {
     Ok(None)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
