@@ -3,7 +3,7 @@
 use axum::response::sse::Event;
 use serde_json::{Value, json};
 
-use crate::api::inference::answer::{Answer, Token};
+use crate::api::inference::answer::{Growing, Token};
 use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::sse::{Teller, event};
 use crate::chat::output::Part;
@@ -14,8 +14,7 @@ use super::messages::{Telling, stop, thinking, tool_use};
 
 pub struct Stream {
     telling: Telling,
-    /// `None` when it has ended.
-    answer: Option<Answer>,
+    answer: Growing,
     /// Kind of the block that is open.
     open: Option<Kind>,
     blocks: usize,
@@ -32,7 +31,7 @@ enum Kind {
 
 impl Stream {
     pub fn new(telling: Telling) -> Self {
-        let answer = Some(telling.answer());
+        let answer = Growing::new(telling.answer());
         Self { telling, answer, open: None, blocks: 0, tokens: Vec::new(), ending: json!({}) }
     }
 
@@ -106,16 +105,10 @@ impl Teller for Stream {
     }
 
     fn token(&mut self, _: usize, token: TokenEvent) -> Vec<Event> {
-        let Some(mut answer) = self.answer.take() else { return Vec::new() };
+        let Some((parts, ending)) = self.answer.step(&token) else { return Vec::new() };
         self.tokens.push(Token::from(&token));
-        let mut parts = answer.push(token.token);
-        match token.stop_reason {
-            None => self.answer = Some(answer),
-            Some(reason) => {
-                let (rest, ending) = answer.finish(reason);
-                parts.extend(rest);
-                stop(&mut self.ending, &ending);
-            }
+        if let Some(ending) = ending {
+            stop(&mut self.ending, &ending);
         }
         let mut events = Vec::new();
         for part in parts {
