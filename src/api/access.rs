@@ -138,23 +138,14 @@ mod tests {
     use super::*;
     use crate::api::testing;
     use crate::command::RunKind;
-    use crate::config::auth::sha256;
-    use crate::config::quotas::Quotas;
     use crate::store::Metadata;
-    use crate::store::keys::NewKey;
+    use crate::store::testing::key;
 
     #[tokio::test]
     async fn a_checkpoint_is_read_by_its_owner_and_with_its_owners_key() {
         let (app, _engine) = testing::app().await;
         let (ann, bob) = (OwnerId("ann".into()), OwnerId("bob".into()));
-        let key = NewKey {
-            name: "ann".into(),
-            owner: ann.clone(),
-            hash: sha256("tml-ann"),
-            expires_at: None,
-            quotas: Quotas::default(),
-        };
-        app.store().insert_key(key).await.unwrap();
+        app.store().insert_key(key("ann", "tml-ann")).await.unwrap();
         app.keys().refresh(app.store()).await.unwrap();
         let path: CheckpointPath = "tinker://s:train:0/weights/a".parse().unwrap();
         let row = CheckpointRow {

@@ -3,7 +3,11 @@
 use sqlx::{Connection, Executor};
 
 use super::Store;
+use super::keys::NewKey;
 use crate::config;
+use crate::config::auth::sha256;
+use crate::config::quotas::Quotas;
+use crate::ids::OwnerId;
 
 /// On Postgres a new database in the cluster, which goes with the cluster.
 pub async fn empty_store() -> Store {
@@ -16,4 +20,10 @@ pub async fn empty_store() -> Store {
     admin.execute(format!("CREATE DATABASE {name}").as_str()).await.unwrap();
     admin.close().await.unwrap();
     Store::open(&format!("{server}/{name}")).await.unwrap()
+}
+
+/// A key of an account that is called like it.
+pub fn key(name: &str, secret: &str) -> NewKey {
+    let (owner, hash) = (OwnerId(name.into()), sha256(secret));
+    NewKey { name: name.into(), owner, hash, expires_at: None, quotas: Quotas::default() }
 }

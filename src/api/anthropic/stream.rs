@@ -7,8 +7,7 @@ use crate::api::inference::answer::{Growing, Token};
 use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::sse::{Teller, event};
 use crate::chat::output::Part;
-use crate::command::{SampleOutput, TokenEvent};
-use crate::error::Result;
+use crate::command::TokenEvent;
 
 use super::messages::{Telling, stop, thinking, tool_use};
 
@@ -94,6 +93,8 @@ impl Stream {
 }
 
 impl Teller for Stream {
+    const SHAPE: Shape = Shape::Anthropic;
+
     fn start(&mut self) -> Vec<Event> {
         let kind = "message_start";
         let mut message = self.telling.message(0);
@@ -117,10 +118,7 @@ impl Teller for Stream {
         events
     }
 
-    fn end(&mut self, outcome: Result<Vec<SampleOutput>>) -> Vec<Event> {
-        if let Err(e) = outcome {
-            return vec![event(Some("error"), &Shape::Anthropic.late(&e))];
-        }
+    fn end(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.close(&mut events);
         let kind = "message_delta";

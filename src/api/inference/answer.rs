@@ -155,6 +155,7 @@ impl Whole {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::inference::testing;
     use crate::chat::tool_calls::Format;
     use crate::tokenizer::fixtures::byte_level;
 
@@ -211,10 +212,7 @@ mod tests {
     fn a_growing_answer_tells_what_is_certain_and_nothing_behind_its_end() {
         let chat = Arc::new(Chat::with_template("m", byte_level(), ""));
         let mut growing = Growing::new(Answer::new(chat.clone(), vec!["STOP".into()], Reading::default()));
-        let token = |text: &str, stop_reason| {
-            let token = chat.tokenizer.encode(text, false).unwrap()[0];
-            TokenEvent { sample: 0, token, logprob: -1.0, topk: None, stop_reason }
-        };
+        let token = |text: &str, ended| testing::token(chat.tokenizer.encode(text, false).unwrap()[0], ended);
         let content = |text: &str| vec![Part::Content(text.into())];
         assert_eq!(growing.step(&token("hello", None)), Some((content("hello"), None)));
         assert_eq!(growing.step(&token("S", None)), Some((vec![], None)), "it may become a stop string");

@@ -8,13 +8,13 @@ use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::api::auth::Owner;
 use crate::api::body::WorkBody;
 use crate::api::error::ApiResult;
 use crate::api::inference::answer::{Answer, Ending, Growing, Token, tokens_of};
 use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::jobs::Jobs;
-use crate::api::inference::sse::{Teller, event, follow};
+use crate::api::inference::sse::{Teller, follow};
+use crate::api::keys::Caller;
 use crate::api::state::App;
 use crate::chat::Chat;
 use crate::chat::output::{Part, Reading};
@@ -29,10 +29,10 @@ use super::usage::Usage;
 
 pub async fn create(
     State(app): State<App>,
-    Owner(owner): Owner,
+    caller: Caller,
     WorkBody(r, permit): WorkBody<ChatRequest>,
 ) -> ApiResult<Response> {
-    let target = app.target(&owner, &r.model).await?;
+    let target = app.target(&caller.owner, &r.model).await?;
     let chat = app.chat(&target.model).await?;
     let (settings, streams) = (r.sampling.settings(top_logprobs(&r)?)?, r.sampling.streams());
     let telling = {
@@ -41,9 +41,9 @@ pub async fn create(
     };
     let request = settings.request(&app, &target, &telling.prompt, Some(&chat))?;
     let n = request.num_samples;
-    let jobs = Jobs::start(&app, &owner, &target, vec![request], permit, streams)?;
+    let jobs = Jobs::start(&app, &caller.owner, &target, vec![request], permit, streams)?;
     if streams {
-        return Ok(follow(jobs, Stream::new(telling, n)).await?);
+        return Ok(follow(&app, &caller, jobs, Stream::new(telling, n)).await?);
     }
     let outputs = jobs.outputs().await?;
     Ok(Json(app.heavy(move || telling.whole(&outputs)).await?).into_response())
@@ -201,6 +201,8 @@ impl Stream {
 }
 
 impl Teller for Stream {
+    const SHAPE: Shape = Shape::OpenAi;
+
     fn start(&mut self) -> Vec<Event> {
         let opening = |index| {
             let mut choice =
@@ -224,10 +226,7 @@ impl Teller for Stream {
         self.tell(index, deltas, ending.as_ref())
     }
 
-    fn end(&mut self, outcome: Result<Vec<SampleOutput>>) -> Vec<Event> {
-        if let Err(e) = outcome {
-            return vec![event(None, &Shape::OpenAi.late(&e))];
-        }
+    fn end(&mut self) -> Vec<Event> {
         self.telling.envelope.end(Usage::new(self.telling.prompt.len(), self.generated))
     }
 }

@@ -8,13 +8,13 @@ use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::api::auth::Owner;
 use crate::api::body::WorkBody;
 use crate::api::error::ApiResult;
 use crate::api::inference::answer::{Answer, Ending, Growing, Token, tokens_of};
 use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::jobs::Jobs;
-use crate::api::inference::sse::{Teller, event, follow};
+use crate::api::inference::sse::{Teller, follow};
+use crate::api::keys::Caller;
 use crate::api::state::App;
 use crate::chat::Chat;
 use crate::chat::output::{Part, Reading};
@@ -30,10 +30,10 @@ use super::usage::Usage;
 
 pub async fn create(
     State(app): State<App>,
-    Owner(owner): Owner,
+    caller: Caller,
     WorkBody(mut r, permit): WorkBody<CompletionRequest>,
 ) -> ApiResult<Response> {
-    let target = app.target(&owner, &r.model).await?;
+    let target = app.target(&caller.owner, &r.model).await?;
     let chat = app.chat(&target.model).await?;
     let (settings, streams) = (r.settings()?, r.sampling.streams());
     let given = std::mem::replace(&mut r.prompt, Prompt::Ids(Vec::new()));
@@ -48,9 +48,9 @@ pub async fn create(
     }
     let requests = prompts.iter().map(|p| settings.request(&app, &target, &p.ids, None)).collect::<Result<Vec<_>>>()?;
     let telling = Telling::new(r, chat, prompts, requests[0].num_samples);
-    let jobs = Jobs::start(&app, &owner, &target, requests, permit, streams)?;
+    let jobs = Jobs::start(&app, &caller.owner, &target, requests, permit, streams)?;
     if streams {
-        return Ok(follow(jobs, Stream::new(telling)).await?);
+        return Ok(follow(&app, &caller, jobs, Stream::new(telling)).await?);
     }
     let outputs = jobs.outputs().await?;
     Ok(Json(app.heavy(move || telling.whole(&outputs)).await?).into_response())
@@ -231,6 +231,8 @@ impl Stream {
 }
 
 impl Teller for Stream {
+    const SHAPE: Shape = Shape::OpenAi;
+
     fn start(&mut self) -> Vec<Event> {
         if !self.telling.echo && !self.telling.token_ids {
             return Vec::new();
@@ -265,10 +267,7 @@ impl Teller for Stream {
         vec![self.tell(index, &text, ending.as_ref())]
     }
 
-    fn end(&mut self, outcome: Result<Vec<SampleOutput>>) -> Vec<Event> {
-        if let Err(e) = outcome {
-            return vec![event(None, &Shape::OpenAi.late(&e))];
-        }
+    fn end(&mut self) -> Vec<Event> {
         self.telling.envelope.end(Usage::new(self.telling.prompt_tokens(), self.generated))
     }
 }
