@@ -212,6 +212,7 @@ async fn summary(app: &App, row: SessionRow) -> Result<SessionSummary> {
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
+    use crate::store::testing::session;
     use chrono::{TimeDelta, Utc};
 
     async fn ids(app: &App, r: SessionSearchRequest) -> Vec<String> {
@@ -225,16 +226,11 @@ mod tests {
         let mut made = Vec::new();
         for (i, name) in ["Run Alpha one", "beta", "alpha TWO"].iter().enumerate() {
             let row = SessionRow {
-                id: SessionId::random(),
-                owner: owner(),
                 created_at: Utc::now() - TimeDelta::minutes(3 - i as i64),
-                last_heartbeat_at: Utc::now(),
-                tags: vec![],
                 user_metadata: Metadata::from([("i".into(), i.to_string()), ("all".into(), "x".into())]),
-                sdk_version: "0.38.0".into(),
                 project_id: (i == 1).then(|| "p".into()),
                 display_name: Some((*name).into()),
-                finished: None,
+                ..session(&SessionId::random().0, &owner().0)
             };
             app.store().insert_session(&row).await.unwrap();
             made.push(row.id);
