@@ -4,23 +4,24 @@
 use std::collections::HashMap;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
 use chrono::Utc;
 use tinderbox_client::types::sessions::{TraceExportResponse, TraceExportStatus};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::{OwnerId, SessionId};
 
 use super::auth::Owner;
+use super::content::{Content, Part};
 use super::error::{ApiError, ApiResult};
 use super::state::App;
 use super::timeline;
-use super::transfers::{LIFETIME, api_url, send};
+use super::transfers::{LIFETIME, api_url, etag, send};
 
 /// The name under which the file is served; what shows time lines reads it as it is.
 const FILE: &str = "session.pftrace";
@@ -133,12 +134,21 @@ pub async fn trace_export(
     }))
 }
 
-/// The file; the token in the URL is the credential.
-pub async fn download(State(app): State<App>, Path((token, file)): Path<(String, String)>) -> ApiResult<Response> {
+/// The file or a part of it; the token in the URL is the credential.
+pub async fn download(
+    State(app): State<App>,
+    Path((token, file)): Path<(String, String)>,
+    method: Method,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
     let gone = || ApiError::new(StatusCode::NOT_FOUND, "this export link is not valid, or no longer");
     let session = app.links().unseal("export", &token, Utc::now()).filter(|_| file == FILE).ok_or_else(gone)?;
-    let opened = tokio::fs::File::open(app.exports().file(&SessionId(session))).await.map_err(|_| gone())?;
-    Ok(send(opened).await?)
+    let opened = tokio::fs::File::open(app.exports().file(&SessionId(session.clone()))).await.map_err(|_| gone())?;
+    let meta = opened.metadata().await.map_err(Error::from)?;
+    // The next export of the session takes the file's place.
+    let made = meta.modified().map_err(Error::from)?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let content = Content(vec![Part::Opened(opened, meta.len())]);
+    Ok(send(content, &etag(&format!("{session}/{made}")), &headers, method == Method::HEAD))
 }
 
 async fn make(app: &App, owner: &OwnerId, session: &SessionId) -> Result<()> {
@@ -159,8 +169,8 @@ fn write(file: &FilePath, text: &str) -> Result<()> {
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
-    use crate::error::Error;
     use crate::ids::OwnerId;
+    use axum::http::header::{ETAG, IF_RANGE, RANGE};
 
     async fn ask(app: &App, owner: OwnerId, id: &SessionId) -> ApiResult<TraceExportResponse> {
         let asked = trace_export(State(app.clone()), Owner(owner), Path(id.0.clone()), HeaderMap::new()).await;
@@ -177,10 +187,19 @@ mod tests {
         let url = ready.url.unwrap();
         let mut parts = url.rsplit('/').map(str::to_owned);
         let (file, token) = (parts.next().unwrap(), parts.next().unwrap());
-        let fetch = |token: String, file: &str| download(State(app.clone()), Path((token, file.to_owned())));
+        let fetch_part = |token: String, file: &str, headers| {
+            download(State(app.clone()), Path((token, file.to_owned())), Method::GET, headers)
+        };
+        let fetch = |token, file| fetch_part(token, file, HeaderMap::new());
+        let bytes = async |response: Response| axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
         let response = fetch(token.clone(), &file).await.unwrap();
-        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let etag = response.headers()[ETAG].clone();
+        let whole = bytes(response).await;
+        let part = HeaderMap::from_iter([(RANGE, "bytes=3-9".parse().unwrap()), (IF_RANGE, etag)]);
+        let response = fetch_part(token.clone(), &file, part).await.unwrap();
+        assert_eq!(response.status(), StatusCode::PARTIAL_CONTENT);
+        assert_eq!(bytes(response).await, whole[3..10]);
+        let json: serde_json::Value = serde_json::from_slice(&whole).unwrap();
         assert_eq!(json["metadata"]["session"]["id"], session.0);
         assert!(fetch(token.clone(), "other").await.is_err());
         assert!(fetch(format!("{token}0"), &file).await.is_err());
