@@ -68,7 +68,7 @@ pub async fn download(
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let gone = || ApiError::new(StatusCode::NOT_FOUND, "this download link is not valid, or no longer");
-    let path = app.links().verify(&token, Utc::now()).ok_or_else(gone)?;
+    let path = app.links().unseal_checkpoint(&token, Utc::now()).ok_or_else(gone)?;
     let row = app.store().checkpoint(&path).await?.ok_or_else(gone)?;
     let files = archive::files(&row.dir).await?;
     let content = if file == ARCHIVE {
@@ -94,5 +94,5 @@ pub async fn download(
 /// The absolute URL below which a checkpoint's files lie for a while, as the client reached this server.
 fn link(app: &App, path: &CheckpointPath, headers: &HeaderMap) -> (String, DateTime<Utc>) {
     let expires = Utc::now() + LIFETIME;
-    (format!("{}/download/{}", api_url(app, headers), app.links().token(path, expires)), expires)
+    (format!("{}/download/{}", api_url(app, headers), app.links().seal_checkpoint(path, expires)), expires)
 }
