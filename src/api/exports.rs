@@ -38,11 +38,12 @@ const KEPT: Duration = Duration::from_secs(2 * 3600);
 /// The exports of this process and their files.
 pub struct Exports {
     root: PathBuf,
-    jobs: Mutex<HashMap<SessionId, Job>>,
+    of_sessions: Mutex<HashMap<SessionId, Export>>,
 }
 
+/// Where one stands.
 #[derive(Clone)]
-enum Job {
+enum Export {
     Running,
     Ready(Instant),
     Failed(String),
@@ -52,17 +53,17 @@ impl Exports {
     /// A restart forgets all.
     pub fn new(root: PathBuf) -> Self {
         let _ = std::fs::remove_dir_all(&root);
-        Self { root, jobs: Mutex::default() }
+        Self { root, of_sessions: Mutex::default() }
     }
 
     /// To be called every now and then.
     pub fn forget_old(&self) {
-        self.lock().retain(|session, job| match job {
-            Job::Ready(at) if at.elapsed() > KEPT => {
+        self.lock().retain(|session, export| match export {
+            Export::Ready(at) if at.elapsed() > KEPT => {
                 let _ = std::fs::remove_file(self.file(session));
                 false
             }
-            Job::Failed(_) => false,
+            Export::Failed(_) => false,
             _ => true,
         });
     }
@@ -73,37 +74,37 @@ impl Exports {
 
     /// True when nobody makes this export, and the caller must.
     fn begin(&self, session: &SessionId) -> bool {
-        let mut jobs = self.lock();
-        match jobs.get(session) {
-            Some(Job::Running) => false,
-            Some(Job::Ready(at)) if at.elapsed() < FRESH => false,
+        let mut exports = self.lock();
+        match exports.get(session) {
+            Some(Export::Running) => false,
+            Some(Export::Ready(at)) if at.elapsed() < FRESH => false,
             _ => {
-                jobs.insert(session.clone(), Job::Running);
+                exports.insert(session.clone(), Export::Running);
                 true
             }
         }
     }
 
     fn end(&self, session: SessionId, result: Result<()>) {
-        let job = match result {
-            Ok(()) => Job::Ready(Instant::now()),
-            Err(e) => Job::Failed(e.message),
+        let export = match result {
+            Ok(()) => Export::Ready(Instant::now()),
+            Err(e) => Export::Failed(e.message),
         };
-        self.lock().insert(session, job);
+        self.lock().insert(session, export);
     }
 
     /// Where it stands. A failure is told once; the next request tries again.
-    fn look(&self, session: &SessionId) -> Option<Job> {
-        let mut jobs = self.lock();
-        let job = jobs.get(session).cloned();
-        if matches!(job, Some(Job::Failed(_))) {
-            jobs.remove(session);
+    fn look(&self, session: &SessionId) -> Option<Export> {
+        let mut exports = self.lock();
+        let export = exports.get(session).cloned();
+        if matches!(export, Some(Export::Failed(_))) {
+            exports.remove(session);
         }
-        job
+        export
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Job>> {
-        self.jobs.lock().expect("no code panics while it holds the jobs")
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Export>> {
+        self.of_sessions.lock().expect("no code panics while it holds the exports")
     }
 }
 
@@ -116,21 +117,21 @@ pub async fn trace_export(
     let session = app.session(&owner, &SessionId(id)).await?.id.clone();
     if app.exports().begin(&session) {
         let (app, session) = (app.clone(), session.clone());
-        let job = tokio::spawn(async move {
+        let making = tokio::spawn(async move {
             let made = make(&app, &owner, &session).await;
             app.exports().end(session, made);
         });
-        let _ = tokio::time::timeout(PATIENCE, job).await;
+        let _ = tokio::time::timeout(PATIENCE, making).await;
     }
     let answer = |status| TraceExportResponse { status, url: None, error: None };
     Ok(Json(match app.exports().look(&session) {
-        Some(Job::Ready(_)) => {
+        Some(Export::Ready(_)) => {
             let token = app.links().seal("export", &session.0, Utc::now() + LIFETIME);
             let url = format!("{}/export/{token}/{FILE}", api_url(&app, &headers));
             TraceExportResponse { url: Some(url), ..answer(TraceExportStatus::Ready) }
         }
-        Some(Job::Failed(error)) => TraceExportResponse { error: Some(error), ..answer(TraceExportStatus::Failed) },
-        Some(Job::Running) | None => answer(TraceExportStatus::Pending),
+        Some(Export::Failed(error)) => TraceExportResponse { error: Some(error), ..answer(TraceExportStatus::Failed) },
+        Some(Export::Running) | None => answer(TraceExportStatus::Pending),
     }))
 }
 
@@ -214,10 +215,10 @@ mod tests {
         let id = SessionId("s".into());
         assert!(exports.begin(&id) && !exports.begin(&id));
         exports.end(id.clone(), Err(Error::server("disk full")));
-        assert!(matches!(exports.look(&id), Some(Job::Failed(why)) if why == "disk full"));
+        assert!(matches!(exports.look(&id), Some(Export::Failed(why)) if why == "disk full"));
         assert!(exports.begin(&id));
         exports.end(id.clone(), Ok(()));
-        assert!(!exports.begin(&id) && matches!(exports.look(&id), Some(Job::Ready(_))));
+        assert!(!exports.begin(&id) && matches!(exports.look(&id), Some(Export::Ready(_))));
         exports.forget_old();
         assert!(exports.look(&id).is_some());
     }
