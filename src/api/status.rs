@@ -98,7 +98,7 @@ mod tests {
         app.futures().accounts().set(owner(), Quotas { requests_per_minute: Some(1), ..Quotas::default() });
         let model = testing::run(&app).await;
         for seq in 1..=2 {
-            let permit = app.unlimited().enter(&owner()).unwrap();
+            let permit = app.futures().admission().enter(&owner()).unwrap();
             let n = app.numbered(owner(), &model.0, Some(seq), permit).await.unwrap();
             let command = RunCommand::OptimStep(AdamParams::default());
             let _ = n.issue(&app, 0, command, Completion::OptimStep).unwrap();
