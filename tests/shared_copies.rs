@@ -1,8 +1,11 @@
-//! The conformance suite and the bench drivers are copies: where the originals lie beside the checkout, both must be equal.
+//! The conformance suite and the bench drivers are copies: they must be as they came, and equal to the originals where
+//! those lie beside the checkout.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
 
 /// Files of tests/bench that are copies; the folder may hold drivers of our own beside them.
 pub const BENCH_COPIES: &[&str] = &[
@@ -16,23 +19,26 @@ pub const BENCH_COPIES: &[&str] = &[
     "probe_semantics.py",
 ];
 
+/// What `sha256sum` says of every copy, by its path below tests.
+const SUMS: &str = include_str!("copies.sha256");
+
+/// After the originals have changed and were copied again:
+/// `cd tests && git ls-files conformance bench/COPY… | LC_ALL=C sort | xargs sha256sum > copies.sha256`.
 #[test]
-fn the_suite_is_complete() {
+fn copies_are_as_they_came() {
     let suite = contents(&root().join("tests/conformance"));
-    for name in [
-        "conftest.py",
-        "harness.py",
-        "refmath.py",
-        "make_tiny_model.py",
-        "acceptance/run_recipes.py",
-        "acceptance/make_world.py",
-    ] {
-        assert!(suite.contains_key(Path::new(name)), "tests/conformance/{name} is missing");
-    }
-    let tests = suite.keys().filter(|p| p.to_string_lossy().starts_with("test_")).count();
-    assert_eq!(tests, 15, "test files of the suite");
+    let mut copies: BTreeMap<String, Vec<u8>> =
+        suite.into_iter().map(|(name, bytes)| (format!("conformance/{}", name.display()), bytes)).collect();
     for name in BENCH_COPIES {
-        assert!(root().join("tests/bench").join(name).is_file(), "tests/bench/{name} is missing");
+        let bytes =
+            fs::read(root().join("tests/bench").join(name)).unwrap_or_else(|e| panic!("tests/bench/{name}: {e}"));
+        copies.insert(format!("bench/{name}"), bytes);
+    }
+    let sums: BTreeMap<&str, &str> =
+        SUMS.lines().map(|line| line.split_once("  ").expect("SUM  PATH")).map(|(sum, name)| (name, sum)).collect();
+    assert_eq!(copies.keys().collect::<Vec<_>>(), sums.keys().collect::<Vec<_>>(), "copies, and tests/copies.sha256");
+    for (name, bytes) in &copies {
+        assert_eq!(hex::encode(Sha256::digest(bytes)), sums[name.as_str()], "tests/{name} was changed");
     }
 }
 
@@ -40,7 +46,7 @@ fn the_suite_is_complete() {
 fn copies_equal_their_originals() {
     let shared = root().join("../shared");
     if !shared.is_dir() {
-        return; // a clone elsewhere has no originals to compare with
+        return; // a clone elsewhere has no originals to compare with: `copies_are_as_they_came` is all that can be said
     }
     let originals = contents(&shared.join("conformance"));
     let copies = contents(&root().join("tests/conformance"));

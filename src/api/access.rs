@@ -137,50 +137,26 @@ pub fn no_checkpoint(path: &CheckpointPath) -> Error {
 mod tests {
     use super::*;
     use crate::api::testing;
-    use crate::command::RunKind;
-    use crate::config::auth::sha256;
-    use crate::config::quotas::Quotas;
-    use crate::store::Metadata;
-    use crate::store::keys::NewKey;
+    use crate::store::testing::{checkpoint, key};
 
     #[tokio::test]
     async fn a_checkpoint_is_read_by_its_owner_and_with_its_owners_key() {
         let (app, _engine) = testing::app().await;
         let (ann, bob) = (OwnerId("ann".into()), OwnerId("bob".into()));
-        let key = NewKey {
-            name: "ann".into(),
-            owner: ann.clone(),
-            hash: sha256("tml-ann"),
-            expires_at: None,
-            quotas: Quotas::default(),
-        };
-        app.store().insert_key(key).await.unwrap();
+        app.store().insert_key(key("ann", "tml-ann")).await.unwrap();
         app.keys().refresh(app.store()).await.unwrap();
-        let path: CheckpointPath = "tinker://s:train:0/weights/a".parse().unwrap();
-        let row = CheckpointRow {
-            path: path.clone(),
-            owner: ann.clone(),
-            base_model: "tiny".into(),
-            kind: RunKind::Full,
-            dir: "/d".into(),
-            size_bytes: 1,
-            created_at: Utc::now(),
-            expires_at: None,
-            public: false,
-            user_metadata: Metadata::new(),
-        };
-        app.store().put_checkpoint(&row).await.unwrap();
+        app.store().put_checkpoint(&checkpoint("tinker://s:train:0/weights/a", "ann")).await.unwrap();
         let token = app.keys().token(&app.keys().caller(Some("tml-ann"), Utc::now()).unwrap(), Utc::now());
         let read = async |owner, token, path: &str| {
             app.readable_with(owner, token, &path.parse().unwrap()).await.map_err(|e| e.category).map(|row| row.owner)
         };
-        let path = path.to_string();
-        assert_eq!(read(&ann, None, &path).await, Ok(ann.clone()));
-        assert_eq!(read(&ann, Some("tml-wrong"), &path).await, Ok(ann.clone()), "not needed, so not looked at");
-        assert_eq!(read(&bob, None, &path).await, Err(Category::NotFound));
-        assert_eq!(read(&bob, Some("tml-ann"), &path).await, Ok(ann.clone()));
-        assert_eq!(read(&bob, Some(&token), &path).await, Ok(ann.clone()));
-        assert_eq!(read(&bob, Some("tml-wrong"), &path).await, Err(Category::User));
+        let path = "tinker://s:train:0/weights/a";
+        assert_eq!(read(&ann, None, path).await, Ok(ann.clone()));
+        assert_eq!(read(&ann, Some("tml-wrong"), path).await, Ok(ann.clone()), "not needed, so not looked at");
+        assert_eq!(read(&bob, None, path).await, Err(Category::NotFound));
+        assert_eq!(read(&bob, Some("tml-ann"), path).await, Ok(ann.clone()));
+        assert_eq!(read(&bob, Some(&token), path).await, Ok(ann.clone()));
+        assert_eq!(read(&bob, Some("tml-wrong"), path).await, Err(Category::User));
         assert_eq!(read(&bob, Some("tml-ann"), "tinker://s:train:0/weights/b").await, Err(Category::NotFound));
     }
 }

@@ -88,11 +88,12 @@ mod tests {
 
         let content = super::tar(dir.path(), &listed);
         let (mut reader, mut writer) = tokio::io::duplex(1 << 16);
-        content.write(0..content.size(), &mut writer).await.unwrap();
+        let size = content.size();
+        content.write(0..size, &mut writer).await.unwrap();
         drop(writer);
         let mut tar = Vec::new();
         reader.read_to_end(&mut tar).await.unwrap();
-        assert_eq!(tar.len() as u64, content.size());
+        assert_eq!(tar.len() as u64, size);
         assert_eq!(&tar[..6], b"a.json");
         assert_eq!(&tar[124..136], b"00000000002\0");
         assert_eq!(&tar[512..514], b"{}");

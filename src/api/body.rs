@@ -44,8 +44,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
         let (mut parts, body) = request.into_parts();
         let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
         let limit = app.limits().json_body_bytes.min(MAX_SMALL);
-        let permit = app.unlimited().enter(&owner)?;
-        let received = receive(app, &parts.headers, body, limit, permit).await;
+        let received = receive(app, &parts.headers, body, limit, Permit::unlimited(&owner)).await;
         let (bytes, _) = received.map_err(|fault| fault.error)?;
         Ok(Self(parse_off_thread(app, bytes).await?))
     }
@@ -301,7 +300,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_may_be_slow_but_not_silent() {
-        let (app, _engine) = testing::app().await;
         let silence = Duration::from_millis(400);
         let pieces = |waits: [u32; 4]| {
             let piece = move |wait| async move {
@@ -310,7 +308,7 @@ mod tests {
             };
             Body::from_stream(futures_util::stream::iter(waits).then(piece))
         };
-        let enter = || app.unlimited().enter(&testing::owner()).unwrap();
+        let enter = || Permit::unlimited(&testing::owner());
         let slow = collect(pieces([2; 4]), 100, silence, &mut enter()).await.ok().unwrap();
         assert_eq!(slow, "abababab", "twice the time in all");
         let silent = collect(pieces([0, 0, 100, 0]), 100, silence, &mut enter()).await.err().unwrap();

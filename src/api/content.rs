@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use futures_util::Stream;
+use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufReader, DuplexStream};
 use tokio_util::io::ReaderStream;
 
@@ -14,8 +15,10 @@ const BUFFER: usize = 1 << 16;
 
 pub enum Part {
     Bytes(Vec<u8>),
-    /// A file and its length.
+    /// A file, opened when it is sent, and its length.
     File(PathBuf, u64),
+    /// A file that may be replaced meanwhile, and its length.
+    Opened(File, u64),
 }
 
 pub struct Content(pub Vec<Part>);
@@ -37,9 +40,9 @@ impl Content {
         ReaderStream::with_capacity(reader, BUFFER)
     }
 
-    pub async fn write(&self, range: Range<u64>, out: &mut DuplexStream) -> std::io::Result<()> {
+    pub async fn write(self, range: Range<u64>, out: &mut DuplexStream) -> std::io::Result<()> {
         let mut start = 0;
-        for part in &self.0 {
+        for part in self.0 {
             let end = start + part.size();
             let (from, to) = (range.start.max(start), range.end.min(end));
             if from < to {
@@ -55,22 +58,21 @@ impl Part {
     fn size(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
-            Self::File(_, size) => *size,
+            Self::File(_, size) | Self::Opened(_, size) => *size,
         }
     }
 
-    async fn write(&self, range: Range<u64>, out: &mut DuplexStream) -> std::io::Result<()> {
-        match self {
-            Self::Bytes(bytes) => out.write_all(&bytes[range.start as usize..range.end as usize]).await,
-            Self::File(path, _) => {
-                let mut file = tokio::fs::File::open(path).await?;
-                file.seek(SeekFrom::Start(range.start)).await?;
-                let wanted = range.end - range.start;
-                let mut part = BufReader::with_capacity(4 * BUFFER, file.take(wanted));
-                let sent = tokio::io::copy_buf(&mut part, out).await?;
-                if sent == wanted { Ok(()) } else { Err(Error::new(ErrorKind::UnexpectedEof, "the file has shrunk")) }
-            }
-        }
+    async fn write(self, range: Range<u64>, out: &mut DuplexStream) -> std::io::Result<()> {
+        let mut file = match self {
+            Self::Bytes(bytes) => return out.write_all(&bytes[range.start as usize..range.end as usize]).await,
+            Self::File(path, _) => File::open(path).await?,
+            Self::Opened(file, _) => file,
+        };
+        file.seek(SeekFrom::Start(range.start)).await?;
+        let wanted = range.end - range.start;
+        let mut part = BufReader::with_capacity(4 * BUFFER, file.take(wanted));
+        let sent = tokio::io::copy_buf(&mut part, out).await?;
+        if sent == wanted { Ok(()) } else { Err(Error::new(ErrorKind::UnexpectedEof, "the file has shrunk")) }
     }
 }
 

@@ -119,8 +119,8 @@ async fn place(app: &App, owner: &OwnerId, r: &CopyWeightsRequest) -> Result<Pla
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
-    use crate::command::RunKind;
     use crate::config::quotas::Quotas;
+    use crate::store::testing::checkpoint;
     use axum::http::StatusCode;
     use axum::response::IntoResponse;
 
@@ -132,16 +132,10 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("file"), "x").unwrap();
         let row = CheckpointRow {
-            path,
-            owner: owner(),
-            base_model: "tiny".into(),
-            kind: RunKind::Full,
             dir,
-            size_bytes: 1,
-            created_at: Utc::now(),
             expires_at: Some(Utc::now() + chrono::TimeDelta::hours(2)),
-            public: false,
             user_metadata: Metadata::from([("k".into(), "v".into())]),
+            ..checkpoint(&path.to_string(), &owner().0)
         };
         app.store().put_checkpoint(&row).await.unwrap();
         (app, row)

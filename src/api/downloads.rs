@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
-use sha2::{Digest, Sha256};
 use tinderbox_client::types::checkpoints::ExternalWeightsUrlsResponse;
 
 use crate::error::Error;
@@ -19,10 +17,8 @@ use super::auth::Owner;
 use super::checkpoints::{Segments, audit_details, path};
 use super::content::{Content, Part};
 use super::error::{ApiError, ApiResult};
-use super::headers::text;
-use super::range::{Wanted, wanted};
 use super::state::App;
-use super::transfers::{LIFETIME, api_url};
+use super::transfers::{LIFETIME, api_url, etag, send};
 
 /// The name under which a checkpoint's directory is served as one tar file.
 const ARCHIVE: &str = "archive.tar";
@@ -72,7 +68,7 @@ pub async fn download(
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let gone = || ApiError::new(StatusCode::NOT_FOUND, "this download link is not valid, or no longer");
-    let path = app.links().verify(&token, Utc::now()).ok_or_else(gone)?;
+    let path = app.links().unseal_checkpoint(&token, Utc::now()).ok_or_else(gone)?;
     let row = app.store().checkpoint(&path).await?.ok_or_else(gone)?;
     let files = archive::files(&row.dir).await?;
     let content = if file == ARCHIVE {
@@ -90,49 +86,13 @@ pub async fn download(
         what["purpose"] = "download".into();
         app.store().note(Some(&row.owner), "checkpoint_downloaded", what);
     }
-    Ok(answer(content, &etag(&row.dir, &file), &headers, head))
-}
-
-/// Every save has a directory of its own, so the same tag means the same bytes.
-fn etag(dir: &std::path::Path, file: &str) -> String {
-    let leaf = dir.file_name().unwrap_or_default().to_string_lossy();
-    format!("\"{}\"", hex::encode(&Sha256::digest(format!("{leaf}/{file}"))[..16]))
-}
-
-/// 200 with everything, 206 with the part that was asked for, or 416. The SDK's command line reports the Content-Length
-/// as the size.
-fn answer(content: Content, etag: &str, request: &HeaderMap, head: bool) -> Response {
-    let size = content.size();
-    // A part of other bytes than those the client has the rest of is of no use to it.
-    let same = request.get(header::IF_RANGE).is_none_or(|tag| tag.as_bytes() == etag.as_bytes());
-    let range = text(request, header::RANGE).filter(|_| same);
-    let (status, range, content_range) = match wanted(range, size) {
-        Wanted::All => (StatusCode::OK, 0..size, None),
-        Wanted::Part(part) => {
-            let content_range = format!("bytes {}-{}/{size}", part.start, part.end - 1);
-            (StatusCode::PARTIAL_CONTENT, part, Some(content_range))
-        }
-        Wanted::Nothing => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0, Some(format!("bytes */{size}"))),
-    };
-    let length = range.end - range.start;
-    let body = if head || length == 0 { Body::empty() } else { Body::from_stream(content.stream(range)) };
-    let headers = [
-        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
-        (header::CONTENT_LENGTH, length.to_string()),
-        (header::ACCEPT_RANGES, "bytes".to_owned()),
-        (header::ETAG, etag.to_owned()),
-        // Whoever has the link may read it, nobody else.
-        (header::CACHE_CONTROL, "private".to_owned()),
-    ];
-    let mut response = (status, headers, body).into_response();
-    if let Some(value) = content_range.and_then(|v| v.parse().ok()) {
-        response.headers_mut().insert(header::CONTENT_RANGE, value);
-    }
-    response
+    // Every save has a directory of its own.
+    let leaf = row.dir.file_name().unwrap_or_default().to_string_lossy();
+    Ok(send(content, &etag(&format!("{leaf}/{file}")), &headers, head))
 }
 
 /// The absolute URL below which a checkpoint's files lie for a while, as the client reached this server.
 fn link(app: &App, path: &CheckpointPath, headers: &HeaderMap) -> (String, DateTime<Utc>) {
     let expires = Utc::now() + LIFETIME;
-    (format!("{}/download/{}", api_url(app, headers), app.links().token(path, expires)), expires)
+    (format!("{}/download/{}", api_url(app, headers), app.links().seal_checkpoint(path, expires)), expires)
 }

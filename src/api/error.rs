@@ -32,6 +32,14 @@ impl ApiError {
         Self { status, detail: detail.into(), challenge: None, retry_after: None }
     }
 
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
     pub fn unauthorized(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, detail)
     }

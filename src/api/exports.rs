@@ -4,23 +4,24 @@
 use std::collections::HashMap;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
 use chrono::Utc;
 use tinderbox_client::types::sessions::{TraceExportResponse, TraceExportStatus};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::{OwnerId, SessionId};
 
 use super::auth::Owner;
+use super::content::{Content, Part};
 use super::error::{ApiError, ApiResult};
 use super::state::App;
 use super::timeline;
-use super::transfers::{LIFETIME, api_url, send};
+use super::transfers::{LIFETIME, api_url, etag, send};
 
 /// The name under which the file is served; what shows time lines reads it as it is.
 const FILE: &str = "session.pftrace";
@@ -37,11 +38,12 @@ const KEPT: Duration = Duration::from_secs(2 * 3600);
 /// The exports of this process and their files.
 pub struct Exports {
     root: PathBuf,
-    jobs: Mutex<HashMap<SessionId, Job>>,
+    of_sessions: Mutex<HashMap<SessionId, Export>>,
 }
 
+/// Where one stands.
 #[derive(Clone)]
-enum Job {
+enum Export {
     Running,
     Ready(Instant),
     Failed(String),
@@ -51,17 +53,17 @@ impl Exports {
     /// A restart forgets all.
     pub fn new(root: PathBuf) -> Self {
         let _ = std::fs::remove_dir_all(&root);
-        Self { root, jobs: Mutex::default() }
+        Self { root, of_sessions: Mutex::default() }
     }
 
     /// To be called every now and then.
     pub fn forget_old(&self) {
-        self.lock().retain(|session, job| match job {
-            Job::Ready(at) if at.elapsed() > KEPT => {
+        self.lock().retain(|session, export| match export {
+            Export::Ready(at) if at.elapsed() > KEPT => {
                 let _ = std::fs::remove_file(self.file(session));
                 false
             }
-            Job::Failed(_) => false,
+            Export::Failed(_) => false,
             _ => true,
         });
     }
@@ -72,37 +74,37 @@ impl Exports {
 
     /// True when nobody makes this export, and the caller must.
     fn begin(&self, session: &SessionId) -> bool {
-        let mut jobs = self.lock();
-        match jobs.get(session) {
-            Some(Job::Running) => false,
-            Some(Job::Ready(at)) if at.elapsed() < FRESH => false,
+        let mut exports = self.lock();
+        match exports.get(session) {
+            Some(Export::Running) => false,
+            Some(Export::Ready(at)) if at.elapsed() < FRESH => false,
             _ => {
-                jobs.insert(session.clone(), Job::Running);
+                exports.insert(session.clone(), Export::Running);
                 true
             }
         }
     }
 
     fn end(&self, session: SessionId, result: Result<()>) {
-        let job = match result {
-            Ok(()) => Job::Ready(Instant::now()),
-            Err(e) => Job::Failed(e.message),
+        let export = match result {
+            Ok(()) => Export::Ready(Instant::now()),
+            Err(e) => Export::Failed(e.message),
         };
-        self.lock().insert(session, job);
+        self.lock().insert(session, export);
     }
 
     /// Where it stands. A failure is told once; the next request tries again.
-    fn look(&self, session: &SessionId) -> Option<Job> {
-        let mut jobs = self.lock();
-        let job = jobs.get(session).cloned();
-        if matches!(job, Some(Job::Failed(_))) {
-            jobs.remove(session);
+    fn look(&self, session: &SessionId) -> Option<Export> {
+        let mut exports = self.lock();
+        let export = exports.get(session).cloned();
+        if matches!(export, Some(Export::Failed(_))) {
+            exports.remove(session);
         }
-        job
+        export
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Job>> {
-        self.jobs.lock().expect("no code panics while it holds the jobs")
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Export>> {
+        self.of_sessions.lock().expect("no code panics while it holds the exports")
     }
 }
 
@@ -115,30 +117,39 @@ pub async fn trace_export(
     let session = app.session(&owner, &SessionId(id)).await?.id.clone();
     if app.exports().begin(&session) {
         let (app, session) = (app.clone(), session.clone());
-        let job = tokio::spawn(async move {
+        let making = tokio::spawn(async move {
             let made = make(&app, &owner, &session).await;
             app.exports().end(session, made);
         });
-        let _ = tokio::time::timeout(PATIENCE, job).await;
+        let _ = tokio::time::timeout(PATIENCE, making).await;
     }
     let answer = |status| TraceExportResponse { status, url: None, error: None };
     Ok(Json(match app.exports().look(&session) {
-        Some(Job::Ready(_)) => {
+        Some(Export::Ready(_)) => {
             let token = app.links().seal("export", &session.0, Utc::now() + LIFETIME);
             let url = format!("{}/export/{token}/{FILE}", api_url(&app, &headers));
             TraceExportResponse { url: Some(url), ..answer(TraceExportStatus::Ready) }
         }
-        Some(Job::Failed(error)) => TraceExportResponse { error: Some(error), ..answer(TraceExportStatus::Failed) },
-        Some(Job::Running) | None => answer(TraceExportStatus::Pending),
+        Some(Export::Failed(error)) => TraceExportResponse { error: Some(error), ..answer(TraceExportStatus::Failed) },
+        Some(Export::Running) | None => answer(TraceExportStatus::Pending),
     }))
 }
 
-/// The file; the token in the URL is the credential.
-pub async fn download(State(app): State<App>, Path((token, file)): Path<(String, String)>) -> ApiResult<Response> {
+/// The file or a part of it; the token in the URL is the credential.
+pub async fn download(
+    State(app): State<App>,
+    Path((token, file)): Path<(String, String)>,
+    method: Method,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
     let gone = || ApiError::new(StatusCode::NOT_FOUND, "this export link is not valid, or no longer");
     let session = app.links().unseal("export", &token, Utc::now()).filter(|_| file == FILE).ok_or_else(gone)?;
-    let opened = tokio::fs::File::open(app.exports().file(&SessionId(session))).await.map_err(|_| gone())?;
-    Ok(send(opened).await?)
+    let opened = tokio::fs::File::open(app.exports().file(&SessionId(session.clone()))).await.map_err(|_| gone())?;
+    let meta = opened.metadata().await.map_err(Error::from)?;
+    // The next export of the session takes the file's place.
+    let made = meta.modified().map_err(Error::from)?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let content = Content(vec![Part::Opened(opened, meta.len())]);
+    Ok(send(content, &etag(&format!("{session}/{made}")), &headers, method == Method::HEAD))
 }
 
 async fn make(app: &App, owner: &OwnerId, session: &SessionId) -> Result<()> {
@@ -159,8 +170,8 @@ fn write(file: &FilePath, text: &str) -> Result<()> {
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
-    use crate::error::Error;
     use crate::ids::OwnerId;
+    use axum::http::header::{ETAG, IF_RANGE, RANGE};
 
     async fn ask(app: &App, owner: OwnerId, id: &SessionId) -> ApiResult<TraceExportResponse> {
         let asked = trace_export(State(app.clone()), Owner(owner), Path(id.0.clone()), HeaderMap::new()).await;
@@ -177,10 +188,19 @@ mod tests {
         let url = ready.url.unwrap();
         let mut parts = url.rsplit('/').map(str::to_owned);
         let (file, token) = (parts.next().unwrap(), parts.next().unwrap());
-        let fetch = |token: String, file: &str| download(State(app.clone()), Path((token, file.to_owned())));
+        let fetch_part = |token: String, file: &str, headers| {
+            download(State(app.clone()), Path((token, file.to_owned())), Method::GET, headers)
+        };
+        let fetch = |token, file| fetch_part(token, file, HeaderMap::new());
+        let bytes = async |response: Response| axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
         let response = fetch(token.clone(), &file).await.unwrap();
-        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        let etag = response.headers()[ETAG].clone();
+        let whole = bytes(response).await;
+        let part = HeaderMap::from_iter([(RANGE, "bytes=3-9".parse().unwrap()), (IF_RANGE, etag)]);
+        let response = fetch_part(token.clone(), &file, part).await.unwrap();
+        assert_eq!(response.status(), StatusCode::PARTIAL_CONTENT);
+        assert_eq!(bytes(response).await, whole[3..10]);
+        let json: serde_json::Value = serde_json::from_slice(&whole).unwrap();
         assert_eq!(json["metadata"]["session"]["id"], session.0);
         assert!(fetch(token.clone(), "other").await.is_err());
         assert!(fetch(format!("{token}0"), &file).await.is_err());
@@ -195,10 +215,10 @@ mod tests {
         let id = SessionId("s".into());
         assert!(exports.begin(&id) && !exports.begin(&id));
         exports.end(id.clone(), Err(Error::server("disk full")));
-        assert!(matches!(exports.look(&id), Some(Job::Failed(why)) if why == "disk full"));
+        assert!(matches!(exports.look(&id), Some(Export::Failed(why)) if why == "disk full"));
         assert!(exports.begin(&id));
         exports.end(id.clone(), Ok(()));
-        assert!(!exports.begin(&id) && matches!(exports.look(&id), Some(Job::Ready(_))));
+        assert!(!exports.begin(&id) && matches!(exports.look(&id), Some(Export::Ready(_))));
         exports.forget_old();
         assert!(exports.look(&id).is_some());
     }

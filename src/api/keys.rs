@@ -103,6 +103,18 @@ impl Keys {
         self.tokens.issue(&caller.owner, &caller.name, key, now, caller.until)
     }
 
+    /// Refuses a caller whose key has ended since it came in. A token that has expired meanwhile is no reason: whoever
+    /// came in with it in time has its answer.
+    pub fn still_good(&self, key: KeyRef, now: DateTime<Utc>) -> Result<(), Refused> {
+        let rows = self.rows();
+        let gone = || Refused::key("the API key is not known any more", None);
+        match key {
+            KeyRef::Open => self.is_open(&rows).then_some(()).ok_or_else(gone),
+            KeyRef::Flag(_) => Ok(()),
+            KeyRef::Row(id) => rows.by_id.get(&id).ok_or_else(gone)?.usable(now),
+        }
+    }
+
     /// What each account may take, as its newest usable key says.
     pub fn all_quotas(&self) -> HashMap<OwnerId, Quotas> {
         self.rows().quotas.clone()
@@ -199,14 +211,17 @@ impl Rows {
 
 impl Row {
     fn caller(&self, now: DateTime<Utc>) -> Result<Caller, Refused> {
+        self.usable(now)?;
+        self.used.store(now.timestamp_micros(), Ordering::Relaxed);
         let KeyRow { id, name, owner, .. } = &self.key;
+        Ok(Caller { owner: owner.clone(), name: name.clone(), key: KeyRef::Row(*id), until: None })
+    }
+
+    fn usable(&self, now: DateTime<Utc>) -> Result<(), Refused> {
         match self.key.ended(now) {
-            Some("expired") => Err(Refused::key("the API key has expired", Some(owner))),
-            Some(_) => Err(Refused::key("the API key was revoked", Some(owner))),
-            None => {
-                self.used.store(now.timestamp_micros(), Ordering::Relaxed);
-                Ok(Caller { owner: owner.clone(), name: name.clone(), key: KeyRef::Row(*id), until: None })
-            }
+            None => Ok(()),
+            Some("expired") => Err(Refused::key("the API key has expired", Some(&self.key.owner))),
+            Some(_) => Err(Refused::key("the API key was revoked", Some(&self.key.owner))),
         }
     }
 }
@@ -229,22 +244,13 @@ fn flag_caller(number: usize, owner: &OwnerId) -> Caller {
 mod tests {
     use super::*;
     use crate::store::keys::NewKey;
+    use crate::store::testing::{empty_store, key};
     use chrono::TimeDelta;
     use std::time::Duration;
 
     fn keys(flags: &[&str], loopback: bool) -> Keys {
         let auth = Auth { keys: flags.iter().map(|k| k.to_string()).collect() };
         Keys::new(&auth, Tokens::new([1; 32], Duration::from_secs(100)), loopback)
-    }
-
-    fn new(name: &str, secret: &str) -> NewKey {
-        NewKey {
-            name: name.into(),
-            owner: OwnerId(format!("account-{name}")),
-            hash: sha256(secret),
-            expires_at: None,
-            quotas: Quotas { weight: 3.0, ..Quotas::default() },
-        }
     }
 
     fn why(keys: &Keys, key: &str) -> &'static str {
@@ -274,32 +280,35 @@ mod tests {
 
     #[tokio::test]
     async fn a_key_in_the_database_closes_the_server_for_good() {
-        let store = crate::store::testing::empty_store().await;
+        let store = empty_store().await;
         let keys = keys(&[], true);
         keys.refresh(&store).await.unwrap();
         let local = keys.token(&keys.caller(Some("tml-x"), Utc::now()).unwrap(), Utc::now());
-        let ann = store.insert_key(new("ann", "tml-1")).await.unwrap();
+        let quotas = Quotas { weight: 3.0, ..Quotas::default() };
+        let ann = store.insert_key(NewKey { quotas, ..key("ann", "tml-1") }).await.unwrap();
         assert!(keys.caller(Some("tml-x"), Utc::now()).is_ok(), "as of the last refresh");
         keys.refresh(&store).await.unwrap();
         assert_eq!(why(&keys, "tml-x"), "the API key is not known to this server");
         assert!(keys.caller(Some(&local), Utc::now()).unwrap_err().token);
         let caller = keys.caller(Some("tml-1"), Utc::now()).unwrap();
         assert_eq!((caller.owner, caller.key), (ann.owner.clone(), KeyRef::Row(1)));
+        assert!(keys.still_good(KeyRef::Open, Utc::now()).is_err() && keys.still_good(caller.key, Utc::now()).is_ok());
         assert_eq!(keys.all_quotas()[&ann.owner].weight, 3.0);
         store.revoke_keys(&[1], Utc::now()).await.unwrap();
         keys.refresh(&store).await.unwrap();
         let refused = keys.caller(Some("tml-1"), Utc::now()).unwrap_err();
+        assert_eq!(keys.still_good(KeyRef::Row(1), Utc::now()), Err(refused.clone()));
         assert_eq!((refused.why, refused.owner), ("the API key was revoked", Some(ann.owner)));
         assert!(keys.caller(Some("tml-x"), Utc::now()).is_err(), "still closed");
     }
 
     #[tokio::test]
     async fn keys_end_at_their_time_without_a_refresh() {
-        let store = crate::store::testing::empty_store().await;
+        let store = empty_store().await;
         let keys = keys(&[], true);
         let end = Utc::now() + TimeDelta::hours(1);
-        store.insert_key(NewKey { expires_at: Some(end), ..new("ann", "tml-1") }).await.unwrap();
-        store.insert_key(new("bob", "tml-2")).await.unwrap();
+        store.insert_key(NewKey { expires_at: Some(end), ..key("ann", "tml-1") }).await.unwrap();
+        store.insert_key(key("bob", "tml-2")).await.unwrap();
         store.rotate_key("bob", sha256("tml-3"), end).await.unwrap();
         keys.refresh(&store).await.unwrap();
         let token = keys.token(&keys.caller(Some("tml-2"), Utc::now()).unwrap(), end);
@@ -308,16 +317,16 @@ mod tests {
         }
         assert_eq!(keys.caller(Some("tml-1"), end).unwrap_err().why, "the API key has expired");
         assert_eq!(keys.caller(Some("tml-2"), end).unwrap_err().why, "the API key was revoked");
-        assert_eq!(keys.caller(Some("tml-3"), end).unwrap().owner, OwnerId("account-bob".into()));
+        assert_eq!(keys.caller(Some("tml-3"), end).unwrap().owner, OwnerId("bob".into()));
         let refused = keys.caller(Some(&token), end).unwrap_err();
         assert!(refused.token && refused.why == "the API key was revoked");
     }
 
     #[tokio::test]
     async fn a_token_stands_for_its_key() {
-        let store = crate::store::testing::empty_store().await;
+        let store = empty_store().await;
         let keys = keys(&["tml-a"], true);
-        store.insert_key(new("ann", "tml-1")).await.unwrap();
+        store.insert_key(key("ann", "tml-1")).await.unwrap();
         keys.refresh(&store).await.unwrap();
         let now = Utc::now();
         for key in ["tml-a", "tml-1"] {
@@ -335,13 +344,13 @@ mod tests {
 
     #[tokio::test]
     async fn uses_are_taken_once_and_outlive_a_refresh() {
-        let store = crate::store::testing::empty_store().await;
+        let store = empty_store().await;
         let keys = keys(&[], true);
-        store.insert_key(new("ann", "tml-1")).await.unwrap();
+        store.insert_key(key("ann", "tml-1")).await.unwrap();
         keys.refresh(&store).await.unwrap();
         assert_eq!(keys.take_used(), []);
         keys.caller(Some("tml-1"), Utc::now()).unwrap();
-        store.insert_key(new("bob", "tml-2")).await.unwrap();
+        store.insert_key(key("bob", "tml-2")).await.unwrap();
         keys.refresh(&store).await.unwrap();
         assert_eq!(keys.take_used().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
         assert_eq!(keys.take_used(), []);

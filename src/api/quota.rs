@@ -53,25 +53,14 @@ mod tests {
 
     use super::*;
     use crate::api::testing::{self, owner};
-    use crate::command::RunKind;
-    use crate::store::Metadata;
+    use crate::store::testing::run;
 
     #[tokio::test]
     async fn one_run_too_many_is_refused_until_one_ends() {
         let (app, _engine) = testing::app().await;
         app.futures().accounts().set(owner(), Quotas { max_runs: Some(1), ..Quotas::default() });
         let session = testing::session(&app, Utc::now()).await;
-        let row = |n| RunRow {
-            id: session.id.model(n),
-            session: session.id.clone(),
-            owner: owner(),
-            base_model: "tiny".into(),
-            kind: RunKind::Full,
-            user_metadata: Metadata::new(),
-            created_at: Utc::now(),
-            last_request_at: Utc::now(),
-            corrupted: false,
-        };
+        let row = |n| run(&session.id.model(n).0, &owner().0);
         assert!(app.begin_run(&row(0)).is_ok());
         let refused = app.begin_run(&row(1)).unwrap_err();
         let response = refused.into_response();

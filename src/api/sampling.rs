@@ -197,24 +197,13 @@ pub(super) async fn weights(
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
-    use crate::command::RunKind;
     use crate::ids::ModelId;
-    use crate::store::Metadata;
+    use crate::store;
     use crate::store::checkpoints::CheckpointRow;
 
     fn checkpoint(run: &ModelId, dir: &str) -> CheckpointRow {
-        CheckpointRow {
-            path: format!("tinker://{run}/weights/a").parse().unwrap(),
-            owner: owner(),
-            base_model: "tiny".into(),
-            kind: RunKind::Full,
-            dir: dir.into(),
-            size_bytes: 1,
-            created_at: Utc::now(),
-            expires_at: None,
-            public: false,
-            user_metadata: Metadata::new(),
-        }
+        let path = format!("tinker://{run}/weights/a");
+        CheckpointRow { dir: dir.into(), ..store::testing::checkpoint(&path, &owner().0) }
     }
 
     #[tokio::test]
@@ -252,11 +241,9 @@ mod tests {
         let run = testing::run(&app).await;
         let published = CheckpointRow { public: true, ..checkpoint(&run, "/data/a.1") };
         app.store().put_checkpoint(&published).await.unwrap();
-        let (other, session) = (OwnerId("other".into()), SessionId::random());
+        let other = OwnerId("other".into());
         let source = SamplerSource::Checkpoint { path: published.path.clone(), dir: published.dir.clone() };
-        let id = session.sampler(0);
-        let row =
-            SamplerRow { id, session, owner: other.clone(), base_model: "tiny".into(), source, created_at: Utc::now() };
+        let row = store::testing::sampler("s", 0, &other.0, source);
         assert!(weights(&app, &other, &row).await.is_ok());
         app.store().set_checkpoint_public(&published.path, false).await.unwrap();
         assert!(weights(&app, &other, &row).await.unwrap_err().message.contains("withdrawn"));

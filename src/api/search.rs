@@ -11,7 +11,7 @@ use tinderbox_client::types::search::{
 use tinderbox_client::types::sessions::FinishReason;
 
 use crate::error::{Error, Result};
-use crate::ids::{OwnerId, SessionId};
+use crate::ids::{CheckpointPath, OwnerId, SessionId};
 use crate::store::Metadata;
 use crate::store::checkpoint_lists::Listed;
 use crate::store::checkpoints::CheckpointRow;
@@ -37,29 +37,21 @@ pub async fn sessions(
 ) -> ApiResult<Json<SessionSearchResponse>> {
     let limit = limit(r.limit)?;
     checked(&r)?;
-    let mut page = SessionSearchResponse::default();
-    if !includes(&r.owner, &owner)? {
-        return Ok(Json(page));
+    checked_owner(&r.owner)?;
+    if !includes(&r.owner, &owner) {
+        return Ok(Json(SessionSearchResponse::default()));
     }
-    let mut last = r.cursor.as_ref().map(|c| (c.last_created_at, SessionId(c.last_session_id.clone())));
-    loop {
-        let rows = app.store().sessions_after(&owner, last.as_ref(), BATCH).await?;
-        let end = (rows.len() as u64) < BATCH;
-        last = rows.last().map(|row| (row.created_at, row.id.clone()));
-        for row in rows.into_iter().filter(|row| session_matches(row, &r)) {
-            if page.sessions.len() == limit {
-                page.next_cursor = page.sessions.last().map(|s| SessionSearchCursor {
-                    last_created_at: s.created_at,
-                    last_session_id: s.session_id.clone(),
-                });
-                return Ok(Json(page));
-            }
-            page.sessions.push(summary(&app, row).await?);
-        }
-        if end {
-            return Ok(Json(page));
-        }
+    let (store, owner) = (app.store(), &owner);
+    let read = |last: Option<_>| async move { store.sessions_after(owner, last.as_ref(), BATCH).await };
+    let place = |row: &SessionRow| (row.created_at, row.id.clone());
+    let start = r.cursor.as_ref().map(|c| (c.last_created_at, SessionId(c.last_session_id.clone())));
+    let (rows, next) = page(limit, start, read, place, |row| session_matches(row, &r)).await?;
+    let mut sessions = Vec::new();
+    for row in rows {
+        sessions.push(summary(&app, row).await?);
     }
+    let cursor = |(last_created_at, id): (_, SessionId)| SessionSearchCursor { last_created_at, last_session_id: id.0 };
+    Ok(Json(SessionSearchResponse { sessions, next_cursor: next.map(cursor) }))
 }
 
 pub async fn checkpoints(
@@ -69,36 +61,50 @@ pub async fn checkpoints(
     JsonBody(r): JsonBody<CheckpointSearchRequest>,
 ) -> ApiResult<Json<CheckpointSearchResponse>> {
     let limit = limit(r.limit)?;
-    let own = includes(&r.owner, &owner)?;
+    checked_owner(&r.owner)?;
     let of = Listed { owner: &owner, published: r.owner != SearchOwner::Own, project_id: None };
-    let mut last = match &r.cursor {
+    let start = match &r.cursor {
         Some(c) => Some((c.last_time, c.last_tinker_path.parse().map_err(|e: Error| e.context("cursor"))?)),
         None => None,
     };
-    let (mut found, mut next_cursor) = (Vec::new(), None);
-    'pages: loop {
-        let rows = app.store().checkpoints_after(of, last.as_ref(), BATCH).await?;
+    let store = app.store();
+    let read = |last: Option<_>| async move { store.checkpoints_after(of, last.as_ref(), BATCH).await };
+    let place = |(row, _): &(CheckpointRow, String)| (row.created_at, row.path.clone());
+    let wanted = |(row, project): &(CheckpointRow, String)| {
+        includes(&r.owner, &row.owner) && checkpoint_matches(row, project, &r)
+    };
+    let (rows, next) = page(limit, start, read, place, wanted).await?;
+    let found = rows.into_iter().map(|(row, _)| row).collect();
+    let cursor = |(last_time, path): (_, CheckpointPath)| CheckpointSearchCursor {
+        last_time,
+        last_tinker_path: path.to_string(),
+    };
+    Ok(Json(CheckpointSearchResponse { checkpoints: visible(found, &headers), next_cursor: next.map(cursor) }))
+}
+
+/// Up to `limit` of the rows behind `last` that are wanted, and the last one's place if there are more.
+async fn page<R, P, F: Future<Output = Result<Vec<R>>>>(
+    limit: usize,
+    mut last: Option<P>,
+    read: impl Fn(Option<P>) -> F,
+    place: impl Fn(&R) -> P,
+    wanted: impl Fn(&R) -> bool,
+) -> Result<(Vec<R>, Option<P>)> {
+    let mut found = Vec::new();
+    loop {
+        let rows = read(last).await?;
         let end = (rows.len() as u64) < BATCH;
-        last = rows.last().map(|(row, _)| (row.created_at, row.path.clone()));
-        for (row, project) in rows {
-            let listed = if row.owner == owner { own } else { includes(&r.owner, &row.owner)? };
-            if !listed || !checkpoint_matches(&row, &project, &r) {
-                continue;
-            }
-            if found.len() == limit {
-                next_cursor = found.last().map(|row: &CheckpointRow| CheckpointSearchCursor {
-                    last_time: row.created_at,
-                    last_tinker_path: row.path.to_string(),
-                });
-                break 'pages;
-            }
-            found.push(row);
+        last = rows.last().map(&place);
+        found.extend(rows.into_iter().filter(&wanted).take(limit + 1 - found.len()));
+        if found.len() > limit {
+            found.truncate(limit);
+            let next = found.last().map(&place);
+            return Ok((found, next));
         }
         if end {
-            break;
+            return Ok((found, None));
         }
     }
-    Ok(Json(CheckpointSearchResponse { checkpoints: visible(found, &headers), next_cursor }))
 }
 
 fn limit(limit: i64) -> Result<usize> {
@@ -122,17 +128,21 @@ fn checked(r: &SessionSearchRequest) -> Result<()> {
     }
 }
 
-/// Whether rows of `candidate` are asked for.
-fn includes(asked: &SearchOwner, candidate: &OwnerId) -> Result<bool> {
+fn checked_owner(asked: &SearchOwner) -> Result<()> {
     match asked {
-        SearchOwner::Own | SearchOwner::Accessible => Ok(true),
-        SearchOwner::User { owner_urns } if (1..=MAX_OWNERS).contains(&owner_urns.len()) => {
-            Ok(owner_urns.contains(&candidate.0))
-        }
-        SearchOwner::User { owner_urns } => Err(Error::user(format!(
+        SearchOwner::User { owner_urns } if !(1..=MAX_OWNERS).contains(&owner_urns.len()) => Err(Error::user(format!(
             "owner.owner_urns has {} entries; 1 to {MAX_OWNERS} are allowed",
             owner_urns.len()
         ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether rows of `candidate` are asked for.
+fn includes(asked: &SearchOwner, candidate: &OwnerId) -> bool {
+    match asked {
+        SearchOwner::Own | SearchOwner::Accessible => true,
+        SearchOwner::User { owner_urns } => owner_urns.contains(&candidate.0),
     }
 }
 
@@ -212,6 +222,7 @@ async fn summary(app: &App, row: SessionRow) -> Result<SessionSummary> {
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
+    use crate::store::testing::session;
     use chrono::{TimeDelta, Utc};
 
     async fn ids(app: &App, r: SessionSearchRequest) -> Vec<String> {
@@ -225,16 +236,11 @@ mod tests {
         let mut made = Vec::new();
         for (i, name) in ["Run Alpha one", "beta", "alpha TWO"].iter().enumerate() {
             let row = SessionRow {
-                id: SessionId::random(),
-                owner: owner(),
                 created_at: Utc::now() - TimeDelta::minutes(3 - i as i64),
-                last_heartbeat_at: Utc::now(),
-                tags: vec![],
                 user_metadata: Metadata::from([("i".into(), i.to_string()), ("all".into(), "x".into())]),
-                sdk_version: "0.38.0".into(),
                 project_id: (i == 1).then(|| "p".into()),
                 display_name: Some((*name).into()),
-                finished: None,
+                ..session(&SessionId::random().0, &owner().0)
             };
             app.store().insert_session(&row).await.unwrap();
             made.push(row.id);

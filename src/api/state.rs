@@ -13,7 +13,7 @@ use crate::config::limits::Limits;
 use crate::config::public_url::PublicUrl;
 use crate::engine::handle::Handle;
 use crate::error::{Error, Result};
-use crate::futures::admission::{Admission, Room};
+use crate::futures::admission::Room;
 use crate::futures::issue::Key;
 use crate::futures::{Futures, Retention};
 use crate::ids::{CheckpointPath, ModelId};
@@ -48,7 +48,6 @@ struct Shared {
     chats: Chats,
     reports: Reports,
     ready_losses: ReadyLosses,
-    unlimited: Admission,
     /// Held while a copy is made, so that a repeat of its request finds it.
     copying: tokio::sync::Mutex<()>,
     uploads: Uploads,
@@ -84,7 +83,6 @@ impl App {
             links,
             known: Known::default(),
             ready_losses: ReadyLosses::default(),
-            unlimited: Admission::new(Room::UNLIMITED, Accounts::default()),
             copying: tokio::sync::Mutex::default(),
             uploads,
             exports,
@@ -142,11 +140,6 @@ impl App {
 
     pub fn ready_losses(&self) -> &ReadyLosses {
         &self.0.ready_losses
-    }
-
-    /// Admits small bodies, which are never refused for want of room.
-    pub fn unlimited(&self) -> &Admission {
-        &self.0.unlimited
     }
 
     pub fn copying(&self) -> &tokio::sync::Mutex<()> {

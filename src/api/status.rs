@@ -66,7 +66,7 @@ fn waits(app: &App, owner: &OwnerId, w: Waiting) -> WaitingRequest {
         queue_state_reason: again.queue_state_reason,
         request_id: w.id.0,
         request: w.key.to_string(),
-        waiting_seconds: w.since.elapsed().as_secs_f64(),
+        waiting_seconds: w.time.as_secs_f64(),
         requests_before: w.before as u64,
     }
 }
@@ -98,7 +98,7 @@ mod tests {
         app.futures().accounts().set(owner(), Quotas { requests_per_minute: Some(1), ..Quotas::default() });
         let model = testing::run(&app).await;
         for seq in 1..=2 {
-            let permit = app.unlimited().enter(&owner()).unwrap();
+            let permit = app.futures().admission().enter(&owner()).unwrap();
             let n = app.numbered(owner(), &model.0, Some(seq), permit).await.unwrap();
             let command = RunCommand::OptimStep(AdamParams::default());
             let _ = n.issue(&app, 0, command, Completion::OptimStep).unwrap();

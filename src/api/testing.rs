@@ -5,14 +5,11 @@ use std::sync::mpsc::{Receiver, channel};
 use chrono::{DateTime, Utc};
 
 use crate::checkpoint::links::Links;
-use crate::command::RunKind;
 use crate::config::Config;
 use crate::engine::handle::{Handle, Message, ModelInfo};
 use crate::ids::{ModelId, OwnerId, SessionId};
-use crate::store::Metadata;
-use crate::store::runs::RunRow;
+use crate::store;
 use crate::store::sessions::SessionRow;
-use crate::store::testing::empty_store;
 
 use super::state::App;
 
@@ -29,7 +26,7 @@ pub async fn app() -> (App, Receiver<Message>) {
         eos_ids: vec![9],
     };
     let links = Links::open(dir.path()).unwrap();
-    let store = empty_store().await;
+    let store = store::testing::empty_store().await;
     (App::new(Config::for_testing(dir.path()), Handle::new(tx, vec![model]), store, links), rx)
 }
 
@@ -40,16 +37,9 @@ pub fn owner() -> OwnerId {
 /// A session of `owner` with this heartbeat.
 pub async fn session(app: &App, heartbeat: DateTime<Utc>) -> SessionRow {
     let row = SessionRow {
-        id: SessionId::random(),
-        owner: owner(),
         created_at: heartbeat,
         last_heartbeat_at: heartbeat,
-        tags: vec![],
-        user_metadata: Metadata::new(),
-        sdk_version: "0.38.0".into(),
-        project_id: None,
-        display_name: None,
-        finished: None,
+        ..store::testing::session(&SessionId::random().0, &owner().0)
     };
     app.store().insert_session(&row).await.unwrap();
     row
@@ -57,19 +47,8 @@ pub async fn session(app: &App, heartbeat: DateTime<Utc>) -> SessionRow {
 
 /// A run of `owner` in a session of its own.
 pub async fn run(app: &App) -> ModelId {
-    let session = session(app, Utc::now()).await.id;
-    let row = RunRow {
-        id: session.model(0),
-        session,
-        owner: owner(),
-        base_model: "tiny".into(),
-        kind: RunKind::Full,
-        user_metadata: Metadata::new(),
-        created_at: Utc::now(),
-        last_request_at: Utc::now(),
-        corrupted: false,
-    };
-    let id = row.id.clone();
+    let id = session(app, Utc::now()).await.id.model(0);
+    let row = store::testing::run(&id.0, &owner().0);
     app.known().announce_run(row);
     id
 }

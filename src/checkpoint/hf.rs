@@ -108,6 +108,7 @@ fn cut(arrays: &[NamedArray], limit: usize) -> Vec<&[NamedArray]> {
 mod tests {
     use super::super::tests::{array, layout};
     use super::*;
+    use crate::checkpoint::write::tests::names;
     use std::fs;
     use tempfile::TempDir;
 
@@ -126,13 +127,6 @@ mod tests {
             array("model.norm.weight", &[2], 2.0),
             array("z", &[8], 3.0),
         ]
-    }
-
-    fn names(dir: &Path) -> Vec<String> {
-        let mut names: Vec<_> =
-            fs::read_dir(dir).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Download links that work without credentials (protocol §13.4): a token that names a checkpoint, expires and cannot
-//! be made up.
+//! Links that work without credentials (protocol §13.4): a token that names a checkpoint, an upload or an export, expires
+//! and cannot be made up.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -17,10 +17,10 @@ const KEY_FILE: &str = "links.key";
 const KEY_BYTES: usize = 32;
 
 /// Set before what is signed, so that this key never signs the same bytes for another purpose.
-const PURPOSE: &[u8] = b"tinderbox download link v1\0";
+const PURPOSE: &[u8] = b"tinderbox transfer link v1\0";
 
-/// The same for links to other things than checkpoints.
-const OTHER_PURPOSE: &[u8] = b"tinderbox transfer link v1\0";
+/// The kind of links to checkpoints.
+const CHECKPOINT: &str = "checkpoint";
 
 /// Makes and checks tokens with the data directory's secret key.
 #[derive(Clone)]
@@ -48,40 +48,35 @@ impl Links {
         Ok(Self { key })
     }
 
-    /// A path segment of a URL: `RUN~KIND~NAME~EXPIRES~SIGNATURE`, all from characters that need no escaping there.
-    pub fn token(&self, path: &CheckpointPath, expires: DateTime<Utc>) -> String {
-        let CheckpointPath { run, kind, name } = path;
-        let signed = format!("{run}~{}~{name}~{}", kind.segment(), expires.timestamp());
-        let signature = hex::encode(self.mac(PURPOSE, &signed).finalize().into_bytes());
-        format!("{signed}~{signature}")
-    }
-
-    /// A path segment that names something else, an upload or an export: `KIND~ID~EXPIRES~SIGNATURE`. Neither part
-    /// may hold a `~`.
+    /// A path segment of a URL that names a thing of this kind: `KIND~ID~EXPIRES~SIGNATURE`, of characters that need no
+    /// escaping there if `id` is. A kind holds no `~`.
     pub fn seal(&self, kind: &str, id: &str, expires: DateTime<Utc>) -> String {
         let signed = format!("{kind}~{id}~{}", expires.timestamp());
-        let signature = hex::encode(self.mac(OTHER_PURPOSE, &signed).finalize().into_bytes());
+        let signature = hex::encode(self.mac(&signed).finalize().into_bytes());
         format!("{signed}~{signature}")
     }
 
     /// The id that was sealed as this kind; `None` when a byte was altered or its time is over.
     pub fn unseal(&self, kind: &str, token: &str, now: DateTime<Utc>) -> Option<String> {
         let (signed, signature) = token.rsplit_once('~')?;
-        self.mac(OTHER_PURPOSE, signed).verify_slice(&unhex(signature)?).ok()?;
-        let [sealed_kind, id, expires] = signed.split('~').collect::<Vec<_>>().try_into().ok()?;
+        // Compares in constant time. Only what passes is looked into.
+        self.mac(signed).verify_slice(&unhex(signature)?).ok()?;
+        let (sealed_kind, rest) = signed.split_once('~')?;
+        let (id, expires) = rest.rsplit_once('~')?;
         (sealed_kind == kind && now.timestamp() < expires.parse().ok()?).then(|| id.to_owned())
     }
 
-    /// The checkpoint a token was made for; `None` when a byte was altered or its time is over.
-    pub fn verify(&self, token: &str, now: DateTime<Utc>) -> Option<CheckpointPath> {
-        let (signed, signature) = token.rsplit_once('~')?;
-        // Compares in constant time. Only what passes is looked into.
-        self.mac(PURPOSE, signed).verify_slice(&unhex(signature)?).ok()?;
-        let [run, kind, name, expires] = signed.split('~').collect::<Vec<_>>().try_into().ok()?;
+    /// A checkpoint, sealed as `RUN~KIND~NAME`: the slashes of its path would need escaping.
+    pub fn seal_checkpoint(&self, path: &CheckpointPath, expires: DateTime<Utc>) -> String {
+        let CheckpointPath { run, kind, name } = path;
+        self.seal(CHECKPOINT, &format!("{run}~{}~{name}", kind.segment()), expires)
+    }
+
+    pub fn unseal_checkpoint(&self, token: &str, now: DateTime<Utc>) -> Option<CheckpointPath> {
+        let id = self.unseal(CHECKPOINT, token, now)?;
+        let [run, kind, name] = id.split('~').collect::<Vec<_>>().try_into().ok()?;
         check_name(name).ok()?;
-        let path =
-            CheckpointPath { run: ModelId(run.into()), kind: CheckpointKind::from_segment(kind)?, name: name.into() };
-        (now.timestamp() < expires.parse().ok()?).then_some(path)
+        Some(CheckpointPath { run: ModelId(run.into()), kind: CheckpointKind::from_segment(kind)?, name: name.into() })
     }
 
     /// A secret for another purpose, the same as long as the data directory's key is.
@@ -90,9 +85,9 @@ impl Links {
         mac.chain_update(purpose).finalize().into_bytes().into()
     }
 
-    fn mac(&self, purpose: &[u8], signed: &str) -> Hmac<Sha256> {
+    fn mac(&self, signed: &str) -> Hmac<Sha256> {
         let mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes keys of any length");
-        mac.chain_update(purpose).chain_update(signed)
+        mac.chain_update(PURPOSE).chain_update(signed)
     }
 }
 
@@ -136,36 +131,43 @@ mod tests {
 
     #[test]
     fn a_token_names_its_checkpoint_until_it_expires() {
-        let token = links().token(&path(), at(1000));
-        assert_eq!(links().verify(&token, at(999)), Some(path()));
-        assert_eq!(links().verify(&token, at(1000)), None);
+        let token = links().seal_checkpoint(&path(), at(1000));
+        assert_eq!(links().unseal_checkpoint(&token, at(999)), Some(path()));
+        assert_eq!(links().unseal_checkpoint(&token, at(1000)), None);
         assert!(token.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:".contains(&b)), "{token}");
     }
 
     #[test]
     fn the_signature_is_hmac_sha256() {
-        let token = links().token(&"tinker://r/weights/n".parse().unwrap(), at(1000));
-        assert_eq!(token, "r~weights~n~1000~e1d19763b73f54ed7c87f4f0b34da4c7679527d18f07bc8d9c614d4b29384264");
+        let token = links().seal_checkpoint(&"tinker://r/weights/n".parse().unwrap(), at(1000));
+        assert_eq!(
+            token,
+            "checkpoint~r~weights~n~1000~3b9843c9705833d275a9074e9246369ead726f7736cae83e1040ef410fa5f565"
+        );
     }
 
     #[test]
     fn any_altered_byte_fails() {
-        let token = links().token(&path(), at(1000));
+        let token = links().seal_checkpoint(&path(), at(1000));
         for i in 0..token.len() {
             for other in [b'0', b'a', b'A', b'~', b'9'] {
                 let mut altered = token.clone().into_bytes();
                 if altered[i] != other {
                     altered[i] = other;
-                    assert_eq!(links().verify(&String::from_utf8(altered).unwrap(), at(0)), None, "byte {i}");
+                    assert_eq!(
+                        links().unseal_checkpoint(&String::from_utf8(altered).unwrap(), at(0)),
+                        None,
+                        "byte {i}"
+                    );
                 }
             }
         }
         for cut in 0..token.len() {
-            assert_eq!(links().verify(&token[..cut], at(0)), None);
+            assert_eq!(links().unseal_checkpoint(&token[..cut], at(0)), None);
         }
-        assert_eq!(links().verify(&format!("{token}0"), at(0)), None);
-        assert_eq!(links().verify(&token.replace("~1000~", "~9000~"), at(0)), None);
-        assert_eq!(Links { key: [8; KEY_BYTES] }.verify(&token, at(0)), None);
+        assert_eq!(links().unseal_checkpoint(&format!("{token}0"), at(0)), None);
+        assert_eq!(links().unseal_checkpoint(&token.replace("~1000~", "~9000~"), at(0)), None);
+        assert_eq!(Links { key: [8; KEY_BYTES] }.unseal_checkpoint(&token, at(0)), None);
     }
 
     #[test]
@@ -175,16 +177,16 @@ mod tests {
         assert_eq!(links().unseal("upload", &token, at(1000)), None);
         assert_eq!(links().unseal("export", &token, at(999)), None);
         assert_eq!(links().unseal("upload", &token.replace("1-2", "1-3"), at(999)), None);
-        assert_eq!(links().verify(&token, at(999)), None);
-        assert_eq!(links().unseal("r", &links().token(&path(), at(1000)), at(999)), None);
+        assert_eq!(links().unseal_checkpoint(&token, at(999)), None);
+        assert_eq!(links().unseal("upload", &links().seal_checkpoint(&path(), at(1000)), at(999)), None);
     }
 
     #[test]
     fn the_key_survives_a_restart_and_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("new");
-        let token = Links::open(&data).unwrap().token(&path(), at(1000));
-        assert_eq!(Links::open(&data).unwrap().verify(&token, at(0)), Some(path()));
+        let token = Links::open(&data).unwrap().seal_checkpoint(&path(), at(1000));
+        assert_eq!(Links::open(&data).unwrap().unseal_checkpoint(&token, at(0)), Some(path()));
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
@@ -196,7 +198,7 @@ mod tests {
         assert_eq!(Links::open(&data).unwrap().secret_for(b"a"), secret);
         assert_ne!(Links::open(&data).unwrap().secret_for(b"b"), secret);
         let other = tempfile::tempdir().unwrap();
-        assert_eq!(Links::open(other.path()).unwrap().verify(&token, at(0)), None);
+        assert_eq!(Links::open(other.path()).unwrap().unseal_checkpoint(&token, at(0)), None);
         fs::write(data.join(KEY_FILE), b"short").unwrap();
         assert!(Links::open(&data).err().unwrap().message.contains("5 bytes instead of 32"));
     }

@@ -155,10 +155,11 @@ fn cannot(what: &str, path: &Path, e: &io::Error) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn names(dir: &Path) -> Vec<String> {
+    /// Of the files in a directory.
+    pub fn names(dir: &Path) -> Vec<String> {
         let mut names: Vec<_> =
             fs::read_dir(dir).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();

@@ -14,7 +14,7 @@ use crate::engine::sample::Sampler;
 use crate::engine::train::{Request, Requests};
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId};
-use crate::scheduler::{Job, Lane, Scheduler, Shares};
+use crate::scheduler::{Lane, Queued, Scheduler, Shares};
 
 /// How old the published picture of the queues may get while the engine works.
 const PICTURE_AGE: Duration = Duration::from_millis(100);
@@ -102,7 +102,7 @@ impl Inbox {
                 Err(e) => return reply(Err(e)),
             };
             self.scheduler.open(model.clone(), owner, 0);
-            self.scheduler.push(&model, 0, Job::Barrier);
+            self.scheduler.push(&model, 0, Queued::Barrier);
             self.barriers.insert((model, 0), (command, reply));
             return;
         }
@@ -130,16 +130,16 @@ impl Inbox {
         let planned = || self.plans.get(model).map(|p| (&p.base, p.lane));
         let run = models.run(model).map(|r| (&r.base, r.lane)).or_else(planned);
         let (base, weights) = run.ok_or_else(|| lost(model))?;
-        let job = match command {
+        let queued = match command {
             RunCommand::ForwardBackward { data, forward_only, .. } => {
                 self.admit(data, base, *forward_only)?;
                 let lane = Lane { weights, forward_only: *forward_only };
-                Job::Data { lane, tokens: data.iter().map(|d| d.tokens.len()).collect() }
+                Queued::Data { lane, tokens: data.iter().map(|d| d.tokens.len()).collect() }
             }
-            RunCommand::Save(Save::Training { .. } | Save::Sampler { .. } | Save::External { .. }) => Job::Save,
-            _ => Job::Barrier,
+            RunCommand::Save(Save::Training { .. } | Save::Sampler { .. } | Save::External { .. }) => Queued::Save,
+            _ => Queued::Barrier,
         };
-        if self.scheduler.push(model, seq, job) {
+        if self.scheduler.push(model, seq, queued) {
             return Ok(());
         }
         Err(Error::user(format!("seq_id {seq} of run {model} was used already, or lies too far ahead of the last one")))

@@ -21,14 +21,14 @@ pub struct Load {
 
 /// Pieces of work begun since the start, each the least that others have to wait for.
 #[derive(Default)]
-pub struct Counters {
+pub struct PieceCounters {
     passes: AtomicU64,
     barriers: AtomicU64,
     decode_steps: AtomicU64,
     prompt_pieces: AtomicU64,
 }
 
-/// What [`Counters`] say at a moment.
+/// What [`PieceCounters`] say at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Training micro-batches.
@@ -41,7 +41,7 @@ pub struct Done {
     pub prompt_pieces: u64,
 }
 
-impl Counters {
+impl PieceCounters {
     pub fn pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
@@ -165,7 +165,7 @@ impl Load {
 #[derive(Clone, Default)]
 pub struct Board {
     load: Arc<RwLock<Arc<Load>>>,
-    pub counters: Arc<Counters>,
+    pub counters: Arc<PieceCounters>,
 }
 
 impl Board {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::command::{Origin, SampleRequest};
 use crate::engine::handle::{Events, Reply};
 use crate::engine::job::Job;
-use crate::engine::load::{Counters, HeldUp, Load};
+use crate::engine::load::{HeldUp, Load, PieceCounters};
 use crate::engine::models::Models;
 use crate::engine::prefill::{PromptRun, kv_values};
 use crate::engine::room::Room;
@@ -37,7 +37,7 @@ pub struct Sampler {
     pub(super) last_lane: u64,
     /// Prompts and tokens take turns.
     prompts_next: bool,
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Arc<PieceCounters>,
 }
 
 /// Sequences each owner has running or about to begin.
@@ -47,7 +47,7 @@ pub(super) type Running = HashMap<OwnerId, usize>;
 pub type Parts = Vec<(OwnerId, usize)>;
 
 impl Sampler {
-    pub fn new(limits: SamplerLimits, counters: Arc<Counters>) -> Self {
+    pub fn new(limits: SamplerLimits, counters: Arc<PieceCounters>) -> Self {
         Self {
             limits,
             waiting: Turns::default(),

@@ -244,13 +244,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::command::{RunCommand, RunKind, Save};
+    use crate::command::{RunCommand, Save};
     use crate::error::Category;
     use crate::futures::issue::{Key, Request};
     use crate::futures::retrieve::Poll;
     use crate::futures::testing::{Rig, owner, run, step};
     use crate::ids::CheckpointKind;
-    use crate::store::Metadata;
+    use crate::store::testing::checkpoint;
 
     async fn outcome(rig: &Rig, id: &RequestId) -> Result<Answer> {
         match rig.futures.retrieve(id, &owner(), Duration::from_secs(5)).await {
@@ -263,19 +263,8 @@ mod tests {
     fn save(rig: &Rig, seq: u64, overwrite: bool) -> (Request, std::path::PathBuf) {
         let dir = rig.dir.path().join(format!("save-{seq}"));
         std::fs::create_dir(&dir).unwrap();
-        let path = CheckpointPath { run: run(), kind: CheckpointKind::Training, name: "a".into() };
-        let row = CheckpointRow {
-            path,
-            owner: owner(),
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            dir: dir.clone(),
-            size_bytes: 0,
-            created_at: Utc::now(),
-            expires_at: None,
-            public: false,
-            user_metadata: Metadata::new(),
-        };
+        let path = format!("tinker://{}/weights/a", run());
+        let row = CheckpointRow { dir: dir.clone(), size_bytes: 0, ..checkpoint(&path, &owner().0) };
         let command = RunCommand::Save(Save::Training { dir: dir.clone() });
         let request = Request {
             id: RequestId::random(),

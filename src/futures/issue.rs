@@ -90,8 +90,7 @@ impl Futures {
             if let Some(id) = find(&table, &key, meaning)? {
                 return Ok(Issued { id, new: false });
             }
-            self.journal().began(&id, kind(&completion), &key);
-            table.insert(id.clone(), owner.clone(), key.clone(), meaning);
+            table.insert(id.clone(), owner.clone(), (kind(&completion), key.clone()), meaning);
         }
         tracing::debug!(request = %id, "issued");
         let guard = Guard::new(self.clone(), id.clone(), &key, &command, completion, permit);
@@ -123,21 +122,14 @@ impl Futures {
     }
 
     /// The promise of work of this kind that is done already and needs no engine. A repeat's keeps the answer it has.
-    pub fn kept(
-        &self,
-        owner: OwnerId,
-        (kind, key): (&'static str, Key),
-        meaning: u64,
-        answer: Answer,
-    ) -> Result<RequestId> {
+    pub fn kept(&self, owner: OwnerId, work: (&'static str, Key), meaning: u64, answer: Answer) -> Result<RequestId> {
         let id = RequestId::random();
         {
             let mut table = self.lock();
-            if let Some(id) = find(&table, &key, meaning)? {
+            if let Some(id) = find(&table, &work.1, meaning)? {
                 return Ok(id);
             }
-            self.journal().began(&id, kind, &key);
-            table.insert(id.clone(), owner, key, meaning);
+            table.insert(id.clone(), owner, work, meaning);
         }
         self.settle(&id, Ok(answer));
         Ok(id)

@@ -11,6 +11,7 @@ use crate::ids::{RequestId, SessionId};
 use super::complete::Completion;
 use super::issue::Key;
 use super::state::Answer;
+use super::table::Promise;
 
 /// Entries of one session, and of all together; the oldest of the longest session go first.
 const MAX_OF_SESSION: usize = 10_000;
@@ -30,27 +31,35 @@ pub struct Entry {
     pub metrics: Vec<(String, f64)>,
 }
 
+impl Entry {
+    /// Of a promise that ends now.
+    pub(super) fn new(id: &RequestId, promise: &Promise, result: &Result<Answer>) -> Self {
+        let metrics = match result {
+            Ok(Answer::ForwardBackward { metrics, .. } | Answer::OptimStep { metrics }) => metrics.clone(),
+            _ => Vec::new(),
+        };
+        Self {
+            id: id.clone(),
+            kind: promise.kind,
+            key: promise.key.clone(),
+            began: promise.began,
+            ended: Utc::now(),
+            failure: result.as_ref().err().map(|e| e.message.clone()),
+            metrics,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Journal {
-    open: HashMap<RequestId, (&'static str, Key, DateTime<Utc>)>,
     ended: HashMap<SessionId, VecDeque<Entry>>,
     len: usize,
 }
 
 impl Journal {
-    pub fn began(&mut self, id: &RequestId, kind: &'static str, key: &Key) {
-        self.open.insert(id.clone(), (kind, key.clone(), Utc::now()));
-    }
-
-    pub fn ended(&mut self, id: &RequestId, result: &Result<Answer>) {
-        let Some((kind, key, began)) = self.open.remove(id) else { return };
-        let metrics = match result {
-            Ok(Answer::ForwardBackward { metrics, .. } | Answer::OptimStep { metrics }) => metrics.clone(),
-            _ => Vec::new(),
-        };
-        let failure = result.as_ref().err().map(|e| e.message.clone());
-        let entries = self.ended.entry(session_of(&key)).or_default();
-        entries.push_back(Entry { id: id.clone(), kind, key, began, ended: Utc::now(), failure, metrics });
+    pub fn push(&mut self, entry: Entry) {
+        let entries = self.ended.entry(session_of(&entry.key)).or_default();
+        entries.push_back(entry);
         self.len += 1;
         if entries.len() > MAX_OF_SESSION {
             entries.pop_front();
@@ -106,12 +115,16 @@ fn session_of(key: &Key) -> SessionId {
 mod tests {
     use super::*;
     use crate::error::Error;
+    use crate::futures::table::Table;
+    use crate::futures::testing::owner;
     use crate::ids::ModelId;
 
     fn end(journal: &mut Journal, session: &str, seq: u64, result: &Result<Answer>) {
         let (id, key) = (RequestId::random(), Key::Run { model: ModelId(format!("{session}:train:0")), seq });
-        journal.began(&id, kind(&Completion::OptimStep), &key);
-        journal.ended(&id, result);
+        let mut table = Table::default();
+        table.insert(id.clone(), owner(), (kind(&Completion::OptimStep), key), 0);
+        journal.push(table.settle(&id, result.clone(), usize::MAX).unwrap());
+        assert!(table.settle(&id, result.clone(), usize::MAX).is_none(), "it ends once");
     }
 
     #[test]
@@ -125,7 +138,6 @@ mod tests {
         assert_eq!((first.kind, &first.metrics, &first.failure), ("optim_step", &metrics, &None));
         assert!(first.began <= first.ended);
         assert_eq!(second.failure.as_deref(), Some("too long"));
-        assert!(journal.open.is_empty());
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl Futures {
     /// The first `limit` of an owner's unfinished requests, how many it has, and how many all owners have.
     pub fn waiting(&self, owner: &OwnerId, limit: usize) -> (Vec<Waiting>, usize, usize) {
         let table = self.lock();
-        let (first, mine) = table.recent.waiting(owner, limit);
+        let (first, mine) = table.waiting(owner, limit);
         (first, mine, table.recent.depth())
     }
 
@@ -181,8 +181,11 @@ impl Futures {
 
     /// The end of a promise. Only the first call counts, so that a guard's alarm cannot overwrite a result.
     fn settle(&self, id: &RequestId, result: Result<state::Answer, Error>) {
-        self.journal().ended(id, &result);
-        self.lock().settle(id, result, self.retention.bytes);
+        let mut table = self.lock();
+        if let Some(entry) = table.settle(id, result, self.retention.bytes) {
+            // Before anybody can see that it has ended.
+            self.journal().push(entry);
+        }
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {

@@ -1,7 +1,7 @@
 //! What each account waits for and what failed lately, for those who ask how it goes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::Instant;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::ids::{OwnerId, RequestId};
 
 use super::issue::Key;
+use super::table::{Promise, Table};
 
 /// Failures remembered of one account.
 const FAILURES: usize = 20;
@@ -18,7 +19,7 @@ const FAILURES: usize = 20;
 pub struct Waiting {
     pub id: RequestId,
     pub key: Key,
-    pub since: Instant,
+    pub time: Duration,
     /// Unfinished requests that came before it, whoever's they are.
     pub before: usize,
 }
@@ -34,27 +35,26 @@ pub struct Failure {
 
 #[derive(Default)]
 pub(super) struct Recent {
-    /// Unfinished requests by the order they came in.
-    pending: BTreeMap<u64, (OwnerId, RequestId, Key, Instant)>,
-    numbers: HashMap<RequestId, u64>,
+    /// Promises that are not settled, by the order they came in.
+    pending: BTreeMap<u64, RequestId>,
     next: u64,
     failures: HashMap<OwnerId, VecDeque<Failure>>,
 }
 
 impl Recent {
-    pub fn began(&mut self, id: &RequestId, owner: &OwnerId, key: &Key) {
+    /// The promise's place in the order.
+    pub fn began(&mut self, id: &RequestId) -> u64 {
         self.next += 1;
-        self.numbers.insert(id.clone(), self.next);
-        self.pending.insert(self.next, (owner.clone(), id.clone(), key.clone(), Instant::now()));
+        self.pending.insert(self.next, id.clone());
+        self.next
     }
 
-    pub fn ended(&mut self, id: &RequestId, failure: Option<&Error>) {
-        let number = self.numbers.remove(id);
-        let Some((owner, id, key, _)) = number.and_then(|n| self.pending.remove(&n)) else { return };
+    pub fn ended(&mut self, promise: &Promise, failure: Option<&Error>) {
+        let Some(id) = self.pending.remove(&promise.place) else { return };
         if let Some(error) = failure {
-            let failures = self.failures.entry(owner).or_default();
+            let failures = self.failures.entry(promise.owner.clone()).or_default();
             failures.truncate(FAILURES - 1);
-            failures.push_front(Failure { at: Utc::now(), id, key, error: error.clone() });
+            failures.push_front(Failure { at: Utc::now(), id, key: promise.key.clone(), error: error.clone() });
         }
     }
 
@@ -63,60 +63,66 @@ impl Recent {
         self.pending.len()
     }
 
-    /// The first `limit` of an account's unfinished requests, and how many it has.
-    pub fn waiting(&self, owner: &OwnerId, limit: usize) -> (Vec<Waiting>, usize) {
-        let mine = self.pending.values().enumerate().filter(|(_, (o, ..))| o == owner);
-        let mut first = Vec::new();
-        let mut all = 0;
-        for (before, (_, id, key, since)) in mine {
-            all += 1;
-            if first.len() < limit {
-                first.push(Waiting { id: id.clone(), key: key.clone(), since: *since, before });
-            }
-        }
-        (first, all)
-    }
-
     /// An account's latest failures, the last one first.
     pub fn failures(&self, owner: &OwnerId) -> Vec<Failure> {
         self.failures.get(owner).into_iter().flatten().cloned().collect()
     }
 }
 
+impl Table {
+    /// The first `limit` of an account's unfinished requests, and how many it has.
+    pub fn waiting(&self, owner: &OwnerId, limit: usize) -> (Vec<Waiting>, usize) {
+        let (mut first, mut all) = (Vec::new(), 0);
+        for (before, id) in self.recent.pending.values().enumerate() {
+            let Some(promise) = self.promises.get(id).filter(|p| p.owner == *owner) else { continue };
+            all += 1;
+            if first.len() < limit {
+                let time = (Utc::now() - promise.began).to_std().unwrap_or_default();
+                first.push(Waiting { id: id.clone(), key: promise.key.clone(), time, before });
+            }
+        }
+        (first, all)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::futures::state::Answer;
     use crate::futures::testing::{owner, run};
 
     #[test]
     fn each_account_sees_its_own_and_how_many_came_before() {
-        let mut recent = Recent::default();
+        let mut table = Table::default();
         let (mine, other) = (owner(), OwnerId("other".into()));
-        let begin = |recent: &mut Recent, seq: u64, owner: &OwnerId| {
+        let begin = |table: &mut Table, seq: u64, owner: &OwnerId| {
             let id = RequestId(seq.to_string());
-            recent.began(&id, owner, &Key::Run { model: run(), seq });
+            table.insert(id.clone(), owner.clone(), ("optim_step", Key::Run { model: run(), seq }), 0);
             id
         };
-        let ids: Vec<_> =
-            (0..6).map(|seq| begin(&mut recent, seq, if seq % 2 == 0 { &other } else { &mine })).collect();
-        let before = |recent: &Recent, limit| {
-            let (waiting, all) = recent.waiting(&owner(), limit);
+        let end = |table: &mut Table, id: &RequestId, failure: Option<&str>| {
+            let done = Ok(Answer::OptimStep { metrics: vec![] });
+            table.settle(id, failure.map_or(done, |text| Err(Error::user(text))), usize::MAX);
+        };
+        let ids: Vec<_> = (0..6).map(|seq| begin(&mut table, seq, if seq % 2 == 0 { &other } else { &mine })).collect();
+        let before = |table: &Table, limit| {
+            let (waiting, all) = table.waiting(&owner(), limit);
             (waiting.iter().map(|w| (w.id.0.clone(), w.before)).collect::<Vec<_>>(), all)
         };
         let named = |pairs: &[(&str, usize)]| pairs.iter().map(|(id, n)| (id.to_string(), *n)).collect::<Vec<_>>();
-        assert_eq!(before(&recent, 2), (named(&[("1", 1), ("3", 3)]), 3));
-        recent.ended(&ids[0], Some(&Error::user("theirs")));
-        recent.ended(&ids[1], None);
-        assert_eq!((before(&recent, 9), recent.depth()), ((named(&[("3", 1), ("5", 3)]), 2), 4));
-        recent.ended(&ids[3], Some(&Error::user("mine")));
-        recent.ended(&ids[3], Some(&Error::user("again")));
-        let told: Vec<_> = recent.failures(&owner()).into_iter().map(|f| f.error.message).collect();
+        assert_eq!(before(&table, 2), (named(&[("1", 1), ("3", 3)]), 3));
+        end(&mut table, &ids[0], Some("theirs"));
+        end(&mut table, &ids[1], None);
+        assert_eq!((before(&table, 9), table.recent.depth()), ((named(&[("3", 1), ("5", 3)]), 2), 4));
+        end(&mut table, &ids[3], Some("mine"));
+        end(&mut table, &ids[3], Some("again"));
+        let told: Vec<_> = table.recent.failures(&owner()).into_iter().map(|f| f.error.message).collect();
         assert_eq!(told, ["mine"]);
         for seq in 10..40 {
-            let id = begin(&mut recent, seq, &owner());
-            recent.ended(&id, Some(&Error::user(seq.to_string())));
+            let id = begin(&mut table, seq, &owner());
+            end(&mut table, &id, Some(&seq.to_string()));
         }
-        let failures = recent.failures(&owner());
+        let failures = table.recent.failures(&owner());
         assert_eq!((failures.len(), failures[0].error.message.as_str()), (20, "39"));
     }
 }

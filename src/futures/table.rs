@@ -3,12 +3,14 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use tokio::sync::watch;
 
 use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
 
 use super::issue::Key;
+use super::journal::Entry;
 use super::news::{Event, Logs, Target};
 use super::recent::Recent;
 use super::state::{Answer, State};
@@ -33,7 +35,12 @@ pub(super) struct Table {
 
 pub(super) struct Promise {
     pub owner: OwnerId,
+    /// The endpoint.
+    pub kind: &'static str,
     pub key: Key,
+    pub began: DateTime<Utc>,
+    /// In the order in which promises came.
+    pub place: u64,
     pub state: State,
     /// The engine's number for it, once it has been submitted.
     pub ticket: Option<u64>,
@@ -52,12 +59,21 @@ pub(super) struct Claim {
 }
 
 impl Table {
-    pub fn insert(&mut self, id: RequestId, owner: OwnerId, key: Key, meaning: u64) {
+    pub fn insert(&mut self, id: RequestId, owner: OwnerId, (kind, key): (&'static str, Key), meaning: u64) {
         self.keys.insert(key.clone(), Claim { id: id.clone(), meaning });
-        self.recent.began(&id, &owner, &key);
-        let settled = watch::channel(false).0;
-        let (state, settled_at, retrieved_at, cursor) = (State::Pending, None, None, None);
-        let promise = Promise { owner, key, state, ticket: None, settled, settled_at, retrieved_at, cursor };
+        let promise = Promise {
+            owner,
+            kind,
+            key,
+            began: Utc::now(),
+            place: self.recent.began(&id),
+            state: State::Pending,
+            ticket: None,
+            settled: watch::channel(false).0,
+            settled_at: None,
+            retrieved_at: None,
+            cursor: None,
+        };
         self.promises.insert(id, promise);
     }
 
@@ -83,12 +99,13 @@ impl Table {
         self.refused.retain(|model, _| !model.0.starts_with(&prefix));
     }
 
-    /// Only the first outcome counts.
-    pub fn settle(&mut self, id: &RequestId, result: Result<Answer>, budget: usize) {
-        let Some(promise) = self.promises.get_mut(id) else { return };
+    /// Only the first outcome counts: what the journal says of it.
+    pub fn settle(&mut self, id: &RequestId, result: Result<Answer>, budget: usize) -> Option<Entry> {
+        let promise = self.promises.get_mut(id)?;
         let failure = result.as_ref().err().cloned();
+        let entry = Entry::new(id, promise, &result);
         if !promise.state.settle(result) {
-            return;
+            return None;
         }
         match &failure {
             Some(e) => {
@@ -96,7 +113,7 @@ impl Table {
             }
             None => tracing::debug!(request = %id, key = %promise.key, "done"),
         }
-        self.recent.ended(id, failure.as_ref());
+        self.recent.ended(promise, failure.as_ref());
         promise.settled_at = Some(Instant::now());
         promise.settled.send_replace(true);
         if let Some(target) = Target::of(&promise.key) {
@@ -112,6 +129,7 @@ impl Table {
         if self.held_bytes > budget {
             self.shrink(budget / 10 * 9);
         }
+        Some(entry)
     }
 
     /// Forget wholly what was settled so long ago.
@@ -196,7 +214,7 @@ mod tests {
     /// A settled forward_backward of 600 + 64 + 4000 bytes.
     fn done(table: &mut Table, name: &str, owner: OwnerId, seq: u64) -> RequestId {
         let id = RequestId(name.into());
-        table.insert(id.clone(), owner, Key::Run { model: run(), seq }, 0);
+        table.insert(id.clone(), owner, ("forward_backward", Key::Run { model: run(), seq }), 0);
         let output = DatumOutput { logprobs: vec![0.5; 1000], k: 1, two_dimensional: false };
         table.settle(&id, Ok(Answer::ForwardBackward { outputs: vec![output], metrics: vec![] }), BUDGET);
         id

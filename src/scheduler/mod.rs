@@ -25,7 +25,7 @@ pub struct Lane {
 
 /// What the scheduler needs to know of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Job {
+pub enum Queued {
     /// Tokens of each datum.
     Data { lane: Lane, tokens: Vec<usize> },
     /// Anything that must see all earlier requests of its run done, and none of the later ones begun.
@@ -94,8 +94,8 @@ impl Scheduler {
     }
 
     /// Queues a request. False when its number lies behind what was already done, or is taken.
-    pub fn push(&mut self, model: &ModelId, seq: u64, job: Job) -> bool {
-        self.runs.get_mut(model).is_some_and(|r| r.queue.push(seq, job))
+    pub fn push(&mut self, model: &ModelId, seq: u64, queued: Queued) -> bool {
+        self.runs.get_mut(model).is_some_and(|r| r.queue.push(seq, queued))
     }
 
     /// This number will never come.
@@ -129,7 +129,7 @@ impl Scheduler {
 
     /// Whether saves wait that could be begun.
     pub fn saves_wait(&self) -> bool {
-        self.runs.values().any(|r| r.queue.ready() == Some(&Job::Save))
+        self.runs.values().any(|r| r.queue.ready() == Some(&Queued::Save))
     }
 
     /// Whose work [`Self::next_work`] would give out. `may_save`: a writer is free.
@@ -141,7 +141,7 @@ impl Scheduler {
     fn first(&self, shares: &Shares, may_save: bool) -> Option<(usize, &OwnerId)> {
         let can_go = |(at, m)| -> Option<(usize, &OwnerId)> {
             let run: &Run = &self.runs[m];
-            run.queue.ready().filter(|job| may_save || **job != Job::Save).map(|_| (at, &run.owner))
+            run.queue.ready().filter(|queued| may_save || **queued != Queued::Save).map(|_| (at, &run.owner))
         };
         self.turn.iter().enumerate().filter_map(can_go).min_by(|(_, a), (_, b)| shares.order(a, b))
     }

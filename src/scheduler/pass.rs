@@ -49,7 +49,7 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Job, Use, Work};
+    use super::super::{Queued, Use, Work};
     use super::*;
     use crate::ids::OwnerId;
 
@@ -59,8 +59,8 @@ mod tests {
         ModelId(name.into())
     }
 
-    fn data(tokens: &[usize]) -> Job {
-        Job::Data { lane: LANE, tokens: tokens.to_vec() }
+    fn data(tokens: &[usize]) -> Queued {
+        Queued::Data { lane: LANE, tokens: tokens.to_vec() }
     }
 
     fn owner(name: &str) -> OwnerId {
@@ -80,20 +80,20 @@ mod tests {
     fn requests_run_in_sequence_order_whatever_order_they_arrive_in() {
         let mut s = Scheduler::new(100);
         s.open(run("a"), owner("a"), 1);
-        assert!(s.push(&run("a"), 2, Job::Barrier));
+        assert!(s.push(&run("a"), 2, Queued::Barrier));
         assert_eq!(next(&mut s), None);
         assert_eq!(s.gaps(), [(run("a"), 1)]);
         assert!(s.push(&run("a"), 1, data(&[5])));
         assert_eq!(items(next(&mut s)), [("a".into(), 1, 0..1)]);
         assert_eq!(next(&mut s), Some(Work::Barrier { model: run("a"), seq: 2 }));
-        assert!(!s.push(&run("a"), 2, Job::Barrier), "a number that is done");
+        assert!(!s.push(&run("a"), 2, Queued::Barrier), "a number that is done");
     }
 
     #[test]
     fn a_skipped_number_does_not_block() {
         let mut s = Scheduler::new(100);
         s.open(run("a"), owner("a"), 1);
-        s.push(&run("a"), 3, Job::Barrier);
+        s.push(&run("a"), 3, Queued::Barrier);
         s.skip(&run("a"), 2);
         s.skip(&run("a"), 1);
         assert_eq!(next(&mut s), Some(Work::Barrier { model: run("a"), seq: 3 }));
@@ -103,9 +103,9 @@ mod tests {
     fn a_gap_of_any_length_ends_at_the_lowest_number_that_came() {
         let mut s = Scheduler::new(100);
         s.open(run("a"), owner("a"), 1);
-        s.push(&run("a"), 900, Job::Barrier);
-        s.push(&run("a"), 700, Job::Barrier);
-        assert!(!s.push(&run("a"), 1 << 40, Job::Barrier), "absurdly far ahead");
+        s.push(&run("a"), 900, Queued::Barrier);
+        s.push(&run("a"), 700, Queued::Barrier);
+        assert!(!s.push(&run("a"), 1 << 40, Queued::Barrier), "absurdly far ahead");
         s.skip_gap(&run("a"));
         assert_eq!(next(&mut s), Some(Work::Barrier { model: run("a"), seq: 700 }));
         assert_eq!(s.gaps(), [(run("a"), 701)]);
@@ -137,7 +137,7 @@ mod tests {
         let mut s = Scheduler::new(10);
         s.open(run("a"), owner("a"), 1);
         s.open(run("b"), owner("b"), 1);
-        s.push(&run("a"), 1, Job::Data { lane: Lane { weights: 0, forward_only: true }, tokens: vec![1] });
+        s.push(&run("a"), 1, Queued::Data { lane: Lane { weights: 0, forward_only: true }, tokens: vec![1] });
         s.push(&run("a"), 2, data(&[1]));
         s.push(&run("b"), 1, data(&[1]));
         assert_eq!(items(next(&mut s)), [("a".into(), 1, 0..1)]);
@@ -148,10 +148,10 @@ mod tests {
     fn closing_a_run_gives_back_what_waited() {
         let mut s = Scheduler::new(10);
         s.open(run("a"), owner("a"), 1);
-        s.push(&run("a"), 4, Job::Barrier);
+        s.push(&run("a"), 4, Queued::Barrier);
         s.push(&run("a"), 2, data(&[1]));
         assert_eq!(s.close(&run("a")), [2, 4]);
-        assert!(!s.push(&run("a"), 5, Job::Barrier));
+        assert!(!s.push(&run("a"), 5, Queued::Barrier));
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
         let mut s = Scheduler::new(10);
         s.open(run("a"), owner("a"), 1);
         s.open(run("b"), owner("b"), 1);
-        s.push(&run("a"), 1, Job::Save);
+        s.push(&run("a"), 1, Queued::Save);
         s.push(&run("a"), 2, data(&[1]));
         s.push(&run("b"), 1, data(&[2]));
         assert_eq!(items(s.next_work(&Shares::default(), false)), [("b".into(), 1, 0..1)]);

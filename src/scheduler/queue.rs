@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Job, Lane, Place};
+use super::{Lane, Place, Queued};
 
 /// How far ahead of the next number a request may lie. Clients send a few hundred ahead at most.
 const FARTHEST: u64 = 1 << 20;
@@ -10,7 +10,7 @@ const FARTHEST: u64 = 1 << 20;
 pub struct RunQueue {
     /// The lowest number not yet done.
     next: u64,
-    waiting: BTreeMap<u64, Job>,
+    waiting: BTreeMap<u64, Queued>,
     /// Numbers above `next` that will never come.
     skipped: BTreeSet<u64>,
     /// Datums of request `next` that passes have already taken.
@@ -22,12 +22,12 @@ impl RunQueue {
         Self { next: first, waiting: BTreeMap::new(), skipped: BTreeSet::new(), taken: 0 }
     }
 
-    pub fn push(&mut self, seq: u64, job: Job) -> bool {
+    pub fn push(&mut self, seq: u64, queued: Queued) -> bool {
         if seq < self.next || seq > self.next + FARTHEST || self.waiting.contains_key(&seq) {
             return false;
         }
         self.skipped.remove(&seq);
-        self.waiting.insert(seq, job);
+        self.waiting.insert(seq, queued);
         true
     }
 
@@ -62,7 +62,7 @@ impl RunQueue {
     }
 
     /// The request that may run now.
-    pub fn ready(&self) -> Option<&Job> {
+    pub fn ready(&self) -> Option<&Queued> {
         self.waiting.get(&self.next)
     }
 
@@ -73,12 +73,12 @@ impl RunQueue {
 
     /// Where the run stands; nothing when nothing waits.
     pub fn place(&self) -> Option<Place> {
-        let (gap, save) = (self.gap().is_some(), self.ready() == Some(&Job::Save));
+        let (gap, save) = (self.gap().is_some(), self.ready() == Some(&Queued::Save));
         (!self.waiting.is_empty()).then_some(Place { next: self.next, waiting: self.waiting.len(), gap, save })
     }
 
     pub fn take_barrier(&mut self) -> Option<u64> {
-        if !matches!(self.ready(), Some(Job::Barrier | Job::Save)) {
+        if !matches!(self.ready(), Some(Queued::Barrier | Queued::Save)) {
             return None;
         }
         let seq = self.next;
@@ -88,7 +88,7 @@ impl RunQueue {
 
     /// Takes datums of the ready request, in order, while they fit: → its number, the datums, their tokens.
     pub fn take_data(&mut self, lane: Lane, room: usize, force: bool) -> Option<(u64, std::ops::Range<usize>, usize)> {
-        let Some(Job::Data { lane: mine, tokens }) = self.ready() else { return None };
+        let Some(Queued::Data { lane: mine, tokens }) = self.ready() else { return None };
         if *mine != lane {
             return None;
         }
@@ -110,8 +110,8 @@ impl RunQueue {
 
     pub fn lane(&self) -> Option<Lane> {
         match self.ready()? {
-            Job::Data { lane, .. } => Some(*lane),
-            Job::Barrier | Job::Save => None,
+            Queued::Data { lane, .. } => Some(*lane),
+            Queued::Barrier | Queued::Save => None,
         }
     }
 

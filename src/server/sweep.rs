@@ -114,42 +114,17 @@ fn last_three(dir: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::RunKind;
-    use crate::ids::{ModelId, OwnerId, SessionId};
-    use crate::store::Metadata;
     use crate::store::checkpoints::CheckpointRow;
-    use crate::store::runs::RunRow;
-    use crate::store::testing::empty_store;
-
-    fn run() -> RunRow {
-        RunRow {
-            id: ModelId("s:train:0".into()),
-            session: SessionId("s".into()),
-            owner: OwnerId("o".into()),
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            user_metadata: Metadata::new(),
-            created_at: Utc::now(),
-            last_request_at: Utc::now(),
-            corrupted: false,
-        }
-    }
+    use crate::store::testing::{checkpoint, empty_store, run};
 
     #[tokio::test]
     async fn only_a_known_runs_directories_without_a_row_go() {
         let store = empty_store().await;
-        store.insert_run(&run()).await.unwrap();
+        store.insert_run(&run("s:train:0", "o")).await.unwrap();
         let row = CheckpointRow {
-            path: "tinker://s:train:0/weights/a".parse().unwrap(),
-            owner: OwnerId("o".into()),
-            base_model: "m".into(),
-            kind: RunKind::Full,
             dir: "/before/the/move/s-train-0/weights/a.1".into(),
-            size_bytes: 1,
-            created_at: Utc::now(),
             expires_at: Some(Utc::now() - TimeDelta::hours(1)),
-            public: false,
-            user_metadata: Metadata::new(),
+            ..checkpoint("tinker://s:train:0/weights/a", "o")
         };
         store.put_checkpoint(&row).await.unwrap();
         let root = tempfile::tempdir().unwrap();

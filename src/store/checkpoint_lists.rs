@@ -70,25 +70,12 @@ fn bound<'q>(sql: &'q str, of: Listed<'q>) -> super::columns::Query<'q> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::RunKind;
-    use crate::ids::{CheckpointKind, SessionId};
-    use crate::store::Metadata;
-    use crate::store::runs::RunRow;
+    use crate::ids::CheckpointKind;
     use crate::store::sessions::SessionRow;
+    use crate::store::testing::{at, checkpoint, empty_store, run, session};
 
     fn row(owner: &str, path: &str, age_micros: i64) -> CheckpointRow {
-        CheckpointRow {
-            path: path.parse().unwrap(),
-            owner: OwnerId(owner.into()),
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            dir: format!("/data/{}", &path[9..]).into(),
-            size_bytes: 1,
-            created_at: DateTime::from_timestamp_micros(1_700_000_000_000_000 - age_micros).unwrap(),
-            expires_at: None,
-            public: false,
-            user_metadata: Metadata::new(),
-        }
+        CheckpointRow { created_at: at(-age_micros), ..checkpoint(path, owner) }
     }
 
     fn mine(owner: &OwnerId) -> Listed<'_> {
@@ -97,7 +84,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists_are_newest_first_with_the_total() {
-        let store = crate::store::testing::empty_store().await;
+        let store = empty_store().await;
         let rows = [
             row("o", "tinker://r/weights/new", 1),
             row("o", "tinker://r/sampler_weights/mid", 2),
@@ -118,7 +105,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_row_follows_once_also_among_equally_old_ones() {
-        let store = crate::store::testing::empty_store().await;
+        let store = empty_store().await;
         for (path, age) in [("b", 2), ("a", 2), ("c", 2), ("d", 1)] {
             store.put_checkpoint(&row("o", &format!("tinker://r/weights/{path}"), age)).await.unwrap();
         }
@@ -133,7 +120,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_others_published_is_listed_when_asked_for_and_a_project_is_its_sessions() {
-        let store = crate::store::testing::empty_store().await;
+        let store = empty_store().await;
         let (me, other) = (OwnerId("o".into()), OwnerId("other".into()));
         let own = row("o", "tinker://s:train:0/weights/own", 1);
         let public = CheckpointRow { public: true, ..row("other", "tinker://t:train:0/weights/public", 2) };
@@ -144,31 +131,9 @@ mod tests {
         assert_eq!((page.rows, page.total), (vec![own.clone(), public.clone()], 2));
         let last = |published| store.last_checkpoint(&public.path.run, CheckpointKind::Training, published);
         assert_eq!(last(true).await.unwrap().as_ref(), Some(&public));
-        let session = SessionRow {
-            id: SessionId("s".into()),
-            owner: me.clone(),
-            created_at: own.created_at,
-            last_heartbeat_at: own.created_at,
-            tags: vec![],
-            user_metadata: Metadata::new(),
-            sdk_version: String::new(),
-            project_id: Some("p".into()),
-            display_name: None,
-            finished: None,
-        };
+        let session = SessionRow { project_id: Some("p".into()), ..session("s", "o") };
         store.insert_session(&session).await.unwrap();
-        let run = RunRow {
-            id: own.path.run.clone(),
-            session: session.id,
-            owner: me.clone(),
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            user_metadata: Metadata::new(),
-            created_at: own.created_at,
-            last_request_at: own.created_at,
-            corrupted: false,
-        };
-        store.insert_run(&run).await.unwrap();
+        store.insert_run(&run(&own.path.run.0, "o")).await.unwrap();
         let of_project = |project_id| Listed { project_id: Some(project_id), ..mine(&me) };
         assert_eq!(store.checkpoints(of_project("p"), 10, 0).await.unwrap().rows, [own]);
         assert_eq!(store.checkpoints(of_project("q"), 10, 0).await.unwrap().total, 0);

@@ -177,25 +177,15 @@ pub(super) fn read(row: &AnyRow) -> Result<CheckpointRow> {
 mod tests {
     use super::*;
     use crate::store::checkpoint_lists::Listed;
-    use crate::store::testing::empty_store;
+    use crate::store::testing::{checkpoint, empty_store, now};
     use chrono::TimeDelta;
-
-    fn now() -> DateTime<Utc> {
-        DateTime::from_timestamp_micros(Utc::now().timestamp_micros()).unwrap()
-    }
 
     fn row(path: &str, created_seconds_ago: i64) -> CheckpointRow {
         CheckpointRow {
-            path: path.parse().unwrap(),
-            owner: OwnerId("o".into()),
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            dir: format!("/data/{}", &path[9..]).into(),
             size_bytes: 1 << 40,
             created_at: now() - TimeDelta::seconds(created_seconds_ago),
-            expires_at: None,
-            public: false,
             user_metadata: Metadata::from([("k".into(), "v".into())]),
+            ..checkpoint(path, "o")
         }
     }
 

@@ -48,56 +48,32 @@ mod tests {
     use super::*;
     use chrono::Utc;
 
-    use crate::command::RunKind;
-    use crate::ids::OwnerId;
-    use crate::store::Metadata;
     use crate::store::checkpoints::CheckpointRow;
-    use crate::store::samplers::{SamplerRow, SamplerSource};
-    use crate::store::sessions::{Finish, SessionRow};
+    use crate::store::samplers::SamplerSource;
+    use crate::store::sessions::Finish;
+    use crate::store::testing::{checkpoint, empty_store, sampler, session};
 
     #[tokio::test]
     async fn a_sampler_keeps_a_directory_until_its_session_ends() {
-        let store = crate::store::testing::empty_store().await;
-        let (now, owner, dir) = (Utc::now(), OwnerId("o".into()), Path::new("/data/a.1"));
-        let session = SessionRow {
-            id: SessionId("s".into()),
-            owner: owner.clone(),
-            created_at: now,
-            last_heartbeat_at: now,
-            tags: vec![],
-            user_metadata: Metadata::new(),
-            sdk_version: String::new(),
-            project_id: None,
-            display_name: None,
-            finished: None,
-        };
+        let store = empty_store().await;
+        let dir = Path::new("/data/a.1");
+        let session = session("s", "o");
         store.insert_session(&session).await.unwrap();
         assert!(!store.dir_is_in_use(dir).await.unwrap());
-        let checkpoint = CheckpointRow {
-            path: "tinker://s:train:0/weights/a".parse().unwrap(),
-            owner: owner.clone(),
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            dir: dir.into(),
-            size_bytes: 1,
-            created_at: now,
-            expires_at: None,
-            public: false,
-            user_metadata: Metadata::new(),
-        };
+        let checkpoint = CheckpointRow { dir: dir.into(), ..checkpoint("tinker://s:train:0/weights/a", "o") };
         store.put_checkpoint(&checkpoint).await.unwrap();
         assert!(store.dir_is_in_use(dir).await.unwrap());
         let source = SamplerSource::Checkpoint { path: checkpoint.path.clone(), dir: dir.into() };
-        let id = session.id.sampler(0);
-        let sampler =
-            SamplerRow { id, session: session.id.clone(), owner, base_model: "m".into(), source, created_at: now };
-        store.insert_sampler(&sampler).await.unwrap();
+        store.insert_sampler(&sampler("s", 0, "o", source)).await.unwrap();
         assert!(store.unlisted_dirs_of(&session.id).await.unwrap().is_empty());
         store.delete_checkpoint(&checkpoint.path).await.unwrap();
         assert!(store.dir_is_in_use(dir).await.unwrap());
         assert_eq!(store.sampled_dirs().await.unwrap(), [dir]);
         assert_eq!(store.unlisted_dirs_of(&session.id).await.unwrap(), [dir]);
-        store.finish_session(&session.id, &Finish { at: now, reason: "success".into(), detail: None }).await.unwrap();
+        store
+            .finish_session(&session.id, &Finish { at: Utc::now(), reason: "success".into(), detail: None })
+            .await
+            .unwrap();
         assert!(!store.dir_is_in_use(dir).await.unwrap());
         assert!(store.sampled_dirs().await.unwrap().is_empty());
     }

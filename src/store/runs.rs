@@ -114,37 +114,24 @@ mod tests {
     use crate::command::LoraConfig;
     use crate::error::Category;
     use crate::store::sessions::SessionRow;
-    use crate::store::testing::empty_store;
+    use crate::store::testing::{at, empty_store, run, session};
 
-    fn at(micros: i64) -> DateTime<Utc> {
-        DateTime::from_timestamp_micros(1_700_000_000_000_000 + micros).unwrap()
-    }
-
-    fn row(id: &str, session: &str, owner: &str, created: i64) -> RunRow {
-        RunRow {
-            id: ModelId(id.into()),
-            session: SessionId(session.into()),
-            owner: OwnerId(owner.into()),
-            base_model: "Qwen/Qwen3-8B".into(),
-            kind: RunKind::Lora(LoraConfig {
-                rank: 32,
-                seed: u64::MAX - 1,
-                train_attn: true,
-                train_mlp: false,
-                train_unembed: true,
-            }),
-            user_metadata: Metadata::new(),
-            created_at: at(created),
-            last_request_at: at(created),
-            corrupted: false,
-        }
+    fn row(id: &str, owner: &str, created: i64) -> RunRow {
+        RunRow { created_at: at(created), last_request_at: at(created), ..run(id, owner) }
     }
 
     #[tokio::test]
     async fn a_row_reads_back_as_written() {
         let store = empty_store().await;
-        let lora = row("s:train:0", "s", "o", 1);
-        let full = RunRow { kind: RunKind::Full, corrupted: true, ..row("s:train:1", "s", "o", 2) };
+        let kind = RunKind::Lora(LoraConfig {
+            rank: 32,
+            seed: u64::MAX - 1,
+            train_attn: true,
+            train_mlp: false,
+            train_unembed: true,
+        });
+        let lora = RunRow { kind, ..row("s:train:0", "o", 1) };
+        let full = RunRow { corrupted: true, ..row("s:train:1", "o", 2) };
         for run in [&lora, &full] {
             store.insert_run(run).await.unwrap();
             assert_eq!(store.run(&run.id).await.unwrap().as_ref(), Some(run));
@@ -162,29 +149,19 @@ mod tests {
     async fn lists_are_per_owner_newest_first_with_the_total() {
         let store = empty_store().await;
         for i in 0..5 {
-            store.insert_run(&row(&format!("s:train:{i}"), if i < 2 { "p" } else { "q" }, "o", i)).await.unwrap();
+            let session = if i < 2 { "p" } else { "q" };
+            store.insert_run(&row(&format!("{session}:train:{i}"), "o", i)).await.unwrap();
         }
-        store.insert_run(&row("x", "p", "other", 9)).await.unwrap();
-        let session = SessionRow {
-            id: SessionId("p".into()),
-            owner: OwnerId("o".into()),
-            created_at: at(0),
-            last_heartbeat_at: at(0),
-            tags: vec![],
-            user_metadata: Metadata::new(),
-            sdk_version: "0.38.0".into(),
-            project_id: Some("project".into()),
-            display_name: None,
-            finished: None,
-        };
+        store.insert_run(&row("p:train:9", "other", 9)).await.unwrap();
+        let session = SessionRow { project_id: Some("project".into()), ..session("p", "o") };
         store.insert_session(&session).await.unwrap();
         let owner = OwnerId("o".into());
         let ids = |page: &Page<RunRow>| page.rows.iter().map(|r| r.id.0.clone()).collect::<Vec<_>>();
         let of = |project_id| Listed { owner: &owner, published: true, project_id };
         let page = store.runs(of(None), 2, 1).await.unwrap();
-        assert_eq!((ids(&page), page.total), (vec!["s:train:3".into(), "s:train:2".into()], 5));
+        assert_eq!((ids(&page), page.total), (vec!["q:train:3".into(), "q:train:2".into()], 5));
         let page = store.runs(of(Some("project")), 10, 0).await.unwrap();
-        assert_eq!((ids(&page), page.total), (vec!["s:train:1".into(), "s:train:0".into()], 2));
+        assert_eq!((ids(&page), page.total), (vec!["p:train:1".into(), "p:train:0".into()], 2));
         assert_eq!(store.runs(of(Some("none")), 10, 0).await.unwrap().total, 0);
     }
 }

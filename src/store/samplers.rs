@@ -124,18 +124,10 @@ fn read(row: &AnyRow) -> Result<SamplerRow> {
 mod tests {
     use super::*;
     use crate::error::Category;
-    use crate::store::testing::empty_store;
+    use crate::store::testing::{empty_store, sampler};
 
     fn row(n: u64, source: SamplerSource) -> SamplerRow {
-        let session = SessionId("s".into());
-        SamplerRow {
-            id: session.sampler(n),
-            session,
-            owner: OwnerId("o".into()),
-            base_model: "m".into(),
-            source,
-            created_at: DateTime::from_timestamp_micros(1_700_000_000_000_000 + n as i64).unwrap(),
-        }
+        sampler("s", n, "o", source)
     }
 
     #[tokio::test]

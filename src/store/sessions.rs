@@ -191,24 +191,16 @@ fn read(row: &AnyRow) -> Result<SessionRow> {
 mod tests {
     use super::*;
     use crate::error::Category;
-    use crate::store::testing::empty_store;
-
-    fn at(micros: i64) -> DateTime<Utc> {
-        DateTime::from_timestamp_micros(1_700_000_000_000_000 + micros).unwrap()
-    }
+    use crate::store::testing::{at, empty_store, session};
 
     fn row(id: &str, owner: &str, created: i64) -> SessionRow {
         SessionRow {
-            id: SessionId(id.into()),
-            owner: OwnerId(owner.into()),
             created_at: at(created),
             last_heartbeat_at: at(created),
             tags: vec!["a,b".into(), "ü".into()],
             user_metadata: Metadata::from([("k".into(), "v\"'".into())]),
-            sdk_version: "0.38.0".into(),
-            project_id: None,
             display_name: Some("n".into()),
-            finished: None,
+            ..session(id, owner)
         }
     }
 

@@ -104,60 +104,23 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::RunKind;
-    use crate::ids::SessionId;
-    use crate::store::Metadata;
-    use crate::store::runs::RunRow;
     use crate::store::sessions::SessionRow;
+    use crate::store::testing;
     use chrono::TimeDelta;
 
     fn checkpoint(path: &str, owner: &str, size_bytes: u64) -> CheckpointRow {
-        CheckpointRow {
-            path: path.parse().unwrap(),
-            owner: OwnerId(owner.into()),
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            dir: path.into(),
-            size_bytes,
-            created_at: Utc::now(),
-            expires_at: None,
-            public: false,
-            user_metadata: Metadata::new(),
-        }
+        CheckpointRow { size_bytes, ..testing::checkpoint(path, owner) }
     }
 
     async fn session_with_run(store: &Store, id: &str, project: Option<&str>) {
-        let now = Utc::now();
-        let session = SessionRow {
-            id: SessionId(id.into()),
-            owner: OwnerId("o".into()),
-            created_at: now,
-            last_heartbeat_at: now,
-            tags: vec![],
-            user_metadata: Metadata::new(),
-            sdk_version: String::new(),
-            project_id: project.map(str::to_owned),
-            display_name: None,
-            finished: None,
-        };
+        let session = SessionRow { project_id: project.map(str::to_owned), ..testing::session(id, "o") };
         store.insert_session(&session).await.unwrap();
-        let run = RunRow {
-            id: session.id.model(0),
-            session: session.id,
-            owner: session.owner,
-            base_model: "m".into(),
-            kind: RunKind::Full,
-            user_metadata: Metadata::new(),
-            created_at: now,
-            last_request_at: now,
-            corrupted: false,
-        };
-        store.insert_run(&run).await.unwrap();
+        store.insert_run(&testing::run(&session.id.model(0).0, "o")).await.unwrap();
     }
 
     #[tokio::test]
     async fn bytes_add_up_per_account_and_project_until_they_are_deleted() {
-        let store = crate::store::testing::empty_store().await;
+        let store = testing::empty_store().await;
         session_with_run(&store, "s", Some("p")).await;
         session_with_run(&store, "t", None).await;
         let mine = [

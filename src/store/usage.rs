@@ -53,29 +53,19 @@ pub struct UsageFilter {
     pub run: Option<ModelId>,
 }
 
-const COUNTERS: [&str; 8] = [
-    "forward_tokens",
-    "train_tokens",
-    "prefill_tokens",
-    "cached_prefill_tokens",
-    "sampled_tokens",
-    "checkpoints",
-    "storage_byte_seconds",
-    "device_micros",
-];
-
 impl Store {
     /// Adds to what is there: all rows or none.
     pub async fn add_usage(&self, rows: &HashMap<UsageKey, Counters>) -> Result<()> {
-        let sums = COUNTERS.map(|c| format!("{c} = usage.{c} + excluded.{c}")).join(", ");
+        let columns = Counters::default().columns().map(|(name, _)| name);
+        let sums = columns.map(|c| format!("{c} = usage.{c} + excluded.{c}")).join(", ");
         let sql = format!(
             "INSERT INTO usage (owner, hour, session_id, run_id, sampler_id, base_model, {}) \
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) \
              ON CONFLICT (owner, hour, session_id, run_id, sampler_id, base_model) DO UPDATE SET {sums}",
-            COUNTERS.join(", ")
+            columns.join(", ")
         );
         let mut transaction = self.pool.begin().await?;
-        for (key, counters) in rows {
+        for (key, mut counters) in rows.iter().map(|(key, counters)| (key, *counters)) {
             let mut query = sqlx::query(&sql)
                 .bind(&key.owner.0)
                 .bind(micros(key.hour))
@@ -83,8 +73,8 @@ impl Store {
                 .bind(key.run.as_ref().map_or("", |r| &r.0))
                 .bind(key.sampler.as_ref().map_or("", |s| &s.0))
                 .bind(&key.base_model);
-            for value in counters.values() {
-                query = query.bind(int(value));
+            for (_, value) in counters.columns() {
+                query = query.bind(int(*value));
             }
             query.execute(&mut *transaction).await?;
         }
@@ -110,7 +100,8 @@ impl Store {
         work: &str,
         group: &str,
     ) -> Result<Vec<(UsageKey, Counters)>> {
-        let sums = COUNTERS.map(|c| format!("CAST(SUM({c}) AS BIGINT) AS {c}")).join(", ");
+        let sum = |(c, _): (&str, &mut u64)| format!("CAST(SUM({c}) AS BIGINT) AS {c}");
+        let sums = Counters::default().columns().map(sum).join(", ");
         let sql = format!(
             "SELECT owner, {bucket} AS bucket, session_id, {work}, base_model, {sums} FROM usage \
              WHERE owner = $1 AND hour >= $2 AND hour < $3 \
@@ -143,31 +134,26 @@ impl UsageFilter {
 }
 
 impl Counters {
-    /// In the order of the columns.
-    fn values(&self) -> [u64; COUNTERS.len()] {
+    /// Each with the name of its column.
+    fn columns(&mut self) -> [(&'static str, &mut u64); 8] {
         [
-            self.forward_tokens,
-            self.train_tokens,
-            self.prefill_tokens,
-            self.cached_prefill_tokens,
-            self.sampled_tokens,
-            self.checkpoints,
-            self.storage_byte_seconds,
-            self.device_micros,
+            ("forward_tokens", &mut self.forward_tokens),
+            ("train_tokens", &mut self.train_tokens),
+            ("prefill_tokens", &mut self.prefill_tokens),
+            ("cached_prefill_tokens", &mut self.cached_prefill_tokens),
+            ("sampled_tokens", &mut self.sampled_tokens),
+            ("checkpoints", &mut self.checkpoints),
+            ("storage_byte_seconds", &mut self.storage_byte_seconds),
+            ("device_micros", &mut self.device_micros),
         ]
     }
 }
 
 impl AddAssign for Counters {
-    fn add_assign(&mut self, other: Self) {
-        self.forward_tokens += other.forward_tokens;
-        self.train_tokens += other.train_tokens;
-        self.prefill_tokens += other.prefill_tokens;
-        self.cached_prefill_tokens += other.cached_prefill_tokens;
-        self.sampled_tokens += other.sampled_tokens;
-        self.checkpoints += other.checkpoints;
-        self.storage_byte_seconds += other.storage_byte_seconds;
-        self.device_micros += other.device_micros;
+    fn add_assign(&mut self, mut other: Self) {
+        for ((_, sum), (_, more)) in self.columns().into_iter().zip(other.columns()) {
+            *sum += *more;
+        }
     }
 }
 
@@ -181,16 +167,10 @@ fn read(row: &AnyRow) -> Result<(UsageKey, Counters)> {
         sampler: named("sampler_id")?.map(SamplerId),
         base_model: row.text("base_model")?,
     };
-    let counters = Counters {
-        forward_tokens: row.number("forward_tokens")?,
-        train_tokens: row.number("train_tokens")?,
-        prefill_tokens: row.number("prefill_tokens")?,
-        cached_prefill_tokens: row.number("cached_prefill_tokens")?,
-        sampled_tokens: row.number("sampled_tokens")?,
-        checkpoints: row.number("checkpoints")?,
-        storage_byte_seconds: row.number("storage_byte_seconds")?,
-        device_micros: row.number("device_micros")?,
-    };
+    let mut counters = Counters::default();
+    for (name, value) in counters.columns() {
+        *value = row.number(name)?;
+    }
     Ok((key, counters))
 }
 
@@ -229,8 +209,19 @@ mod tests {
             let rows = [run.clone(), none.clone(), key("other", 0, Some("r"))].map(|key| (key, each));
             store.add_usage(&HashMap::from(rows)).await.unwrap();
         }
-        let mut twice = each;
-        twice += each;
+        let twice = Counters {
+            forward_tokens: 2,
+            train_tokens: 4,
+            prefill_tokens: 6,
+            cached_prefill_tokens: 8,
+            sampled_tokens: 10,
+            checkpoints: 12,
+            storage_byte_seconds: 1 << 53,
+            device_micros: 16,
+        };
+        let mut sum = each;
+        sum += each;
+        assert_eq!(sum, twice);
         let mut filter = UsageFilter::all(&run.owner, run.hour, none.hour + TimeDelta::hours(1));
         let day =
             |key: &UsageKey| UsageKey { hour: key.hour.duration_trunc(TimeDelta::days(1)).unwrap(), ..key.clone() };

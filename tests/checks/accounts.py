@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import httpx
+import openai
 import tinker
 from accounts_server import MODEL, KeyedServer
 from runner import Checks, main
@@ -276,6 +277,32 @@ def check_audit(new) -> None:
     rows = sqlite3.connect(s.data / "tinderbox.db").execute("SELECT owner, details FROM audit WHERE event = 'key_refused'").fetchall()
     assert 1 <= len(rows) <= 130, f"{len(rows)} refusals in the log"
     assert not any("tml-" in details for _, details in rows)
+
+
+def check_streams(new) -> None:
+    """A stream that runs when its key is revoked ends with an error that says so; another key's goes on."""
+    with new("streams", "--api-key", "tml-flag") as s:
+        ann, bob = (s.key("create", "--name", name) for name in ("ann", "bob"))
+        s.becomes(bob, 200)
+        asked = {"model": MODEL, "max_tokens": 3500, "n": 128, "stream": True, "extra_body": {"ignore_eos": True}}
+        client = {key: openai.OpenAI(base_url=f"{s.url}/v1", api_key=key, max_retries=0) for key in (ann, bob)}
+        running = [
+            client[ann].completions.create(prompt="x", **asked),
+            client[ann].chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked),
+        ]
+        others = client[bob].completions.create(prompt="x", **asked)
+        for stream in (*running, others):
+            next(stream)
+        s.key("revoke", "ann")
+        for stream in running:
+            start = time.monotonic()
+            error = refused(lambda stream=stream: list(stream), openai.APIError)
+            assert "revoked" in str(error) and error.body["type"] == "authentication_error", (error, error.body)
+            took = time.monotonic() - start
+            assert took < 2 * HONOURED_S, f"a stream ended {took:.1f} s after its key"
+        for _ in range(100):
+            next(others)
+        others.close()
 
 
 def check_links(new) -> None:

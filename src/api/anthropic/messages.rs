@@ -8,13 +8,13 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::api::auth::Owner;
 use crate::api::body::WorkBody;
 use crate::api::error::ApiResult;
 use crate::api::inference::answer::{Answer, Ending, Token, finite, tokens_of};
 use crate::api::inference::jobs::Jobs;
 use crate::api::inference::settings::Settings;
 use crate::api::inference::sse::follow;
+use crate::api::keys::Caller;
 use crate::api::state::App;
 use crate::chat::Chat;
 use crate::chat::output::Reading;
@@ -27,10 +27,10 @@ use super::stream::Stream;
 
 pub async fn create(
     State(app): State<App>,
-    Owner(owner): Owner,
+    caller: Caller,
     WorkBody(r, permit): WorkBody<MessagesRequest>,
 ) -> ApiResult<Response> {
-    let target = app.target(&owner, &r.prompt.model).await?;
+    let target = app.target(&caller.owner, &r.prompt.model).await?;
     let chat = app.chat(&target.model).await?;
     let (settings, streams) = (settings(&r), r.stream.unwrap_or(false));
     let telling = {
@@ -41,9 +41,9 @@ pub async fn create(
         message: e.message.replace("stop has", "stop_sequences has").replace("stop holds", "stop_sequences holds"),
         ..e
     })?;
-    let jobs = Jobs::start(&app, &owner, &target, vec![request], permit, streams)?;
+    let jobs = Jobs::start(&app, &caller.owner, &target, vec![request], permit, streams)?;
     if streams {
-        return Ok(follow(jobs, Stream::new(telling)).await?);
+        return Ok(follow(&app, &caller, jobs, Stream::new(telling)).await?);
     }
     let outputs = jobs.outputs().await?;
     Ok(Json(app.heavy(move || telling.whole(&outputs)).await??).into_response())

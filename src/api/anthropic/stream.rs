@@ -3,19 +3,17 @@
 use axum::response::sse::Event;
 use serde_json::{Value, json};
 
-use crate::api::inference::answer::{Answer, Token};
+use crate::api::inference::answer::{Growing, Token};
 use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::sse::{Teller, event};
 use crate::chat::output::Part;
-use crate::command::{SampleOutput, TokenEvent};
-use crate::error::Result;
+use crate::command::TokenEvent;
 
 use super::messages::{Telling, stop, thinking, tool_use};
 
 pub struct Stream {
     telling: Telling,
-    /// `None` when it has ended.
-    answer: Option<Answer>,
+    answer: Growing,
     /// Kind of the block that is open.
     open: Option<Kind>,
     blocks: usize,
@@ -32,7 +30,7 @@ enum Kind {
 
 impl Stream {
     pub fn new(telling: Telling) -> Self {
-        let answer = Some(telling.answer());
+        let answer = Growing::new(telling.answer());
         Self { telling, answer, open: None, blocks: 0, tokens: Vec::new(), ending: json!({}) }
     }
 
@@ -95,6 +93,8 @@ impl Stream {
 }
 
 impl Teller for Stream {
+    const SHAPE: Shape = Shape::Anthropic;
+
     fn start(&mut self) -> Vec<Event> {
         let kind = "message_start";
         let mut message = self.telling.message(0);
@@ -106,16 +106,10 @@ impl Teller for Stream {
     }
 
     fn token(&mut self, _: usize, token: TokenEvent) -> Vec<Event> {
-        let Some(mut answer) = self.answer.take() else { return Vec::new() };
+        let Some((parts, ending)) = self.answer.step(&token) else { return Vec::new() };
         self.tokens.push(Token::from(&token));
-        let mut parts = answer.push(token.token);
-        match token.stop_reason {
-            None => self.answer = Some(answer),
-            Some(reason) => {
-                let (rest, ending) = answer.finish(reason);
-                parts.extend(rest);
-                stop(&mut self.ending, &ending);
-            }
+        if let Some(ending) = ending {
+            stop(&mut self.ending, &ending);
         }
         let mut events = Vec::new();
         for part in parts {
@@ -124,10 +118,7 @@ impl Teller for Stream {
         events
     }
 
-    fn end(&mut self, outcome: Result<Vec<SampleOutput>>) -> Vec<Event> {
-        if let Err(e) = outcome {
-            return vec![event(Some("error"), &Shape::Anthropic.late(&e))];
-        }
+    fn end(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.close(&mut events);
         let kind = "message_delta";

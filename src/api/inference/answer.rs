@@ -106,6 +106,28 @@ impl Answer {
     }
 }
 
+/// An answer that is told while it grows.
+pub struct Growing(Option<Answer>);
+
+impl Growing {
+    pub fn new(answer: Answer) -> Self {
+        Self(Some(answer))
+    }
+
+    /// The parts that this token makes certain and, if it is the last, how the answer ended; `None` behind its end.
+    pub fn step(&mut self, token: &TokenEvent) -> Option<(Vec<Part>, Option<Ending>)> {
+        let mut answer = self.0.take()?;
+        let mut parts = answer.push(token.token);
+        let Some(reason) = token.stop_reason else {
+            self.0 = Some(answer);
+            return Some((parts, None));
+        };
+        let (rest, ending) = answer.finish(reason);
+        parts.extend(rest);
+        Some((parts, Some(ending)))
+    }
+}
+
 fn calls(parts: &[Part]) -> bool {
     parts.iter().any(|p| matches!(p, Part::Call(_)))
 }
@@ -133,6 +155,7 @@ impl Whole {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::inference::testing;
     use crate::chat::tool_calls::Format;
     use crate::tokenizer::fixtures::byte_level;
 
@@ -183,5 +206,18 @@ mod tests {
             weight_versions: Vec::new(),
         };
         assert_eq!(Answer::new(chat, vec![], Reading::default()).whole(&sequence).content, "\u{fffd}");
+    }
+
+    #[test]
+    fn a_growing_answer_tells_what_is_certain_and_nothing_behind_its_end() {
+        let chat = Arc::new(Chat::with_template("m", byte_level(), ""));
+        let mut growing = Growing::new(Answer::new(chat.clone(), vec!["STOP".into()], Reading::default()));
+        let token = |text: &str, ended| testing::token(chat.tokenizer.encode(text, false).unwrap()[0], ended);
+        let content = |text: &str| vec![Part::Content(text.into())];
+        assert_eq!(growing.step(&token("hello", None)), Some((content("hello"), None)));
+        assert_eq!(growing.step(&token("S", None)), Some((vec![], None)), "it may become a stop string");
+        let last = token("hello", Some(StopReason::Length));
+        assert_eq!(growing.step(&last), Some((content("Shello"), Some(Ending::Length))));
+        assert_eq!(growing.step(&last), None);
     }
 }

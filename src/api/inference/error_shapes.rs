@@ -5,10 +5,13 @@ use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::Next;
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::error::{Category, Error};
+use crate::api::error::ApiError;
+
+use super::sse::event;
 
 /// Longest error that is read back; our own are far shorter.
 const MAX_ERROR: usize = 1 << 20;
@@ -54,7 +57,7 @@ impl Shape {
         }
     }
 
-    pub fn body(self, status: StatusCode, message: &str) -> Value {
+    fn body(self, status: StatusCode, message: &str) -> Value {
         match self {
             Self::OpenAi => {
                 let (kind, code) = openai(status);
@@ -65,13 +68,12 @@ impl Shape {
     }
 
     /// An error in the middle of a stream, where no status can be told any more.
-    pub fn late(self, error: &Error) -> Value {
-        let status = match error.category {
-            Category::User => StatusCode::BAD_REQUEST,
-            Category::NotFound => StatusCode::NOT_FOUND,
-            Category::Server => StatusCode::INTERNAL_SERVER_ERROR,
+    pub fn late(self, error: &ApiError) -> Event {
+        let kind = match self {
+            Self::OpenAi => None,
+            Self::Anthropic => Some("error"),
         };
-        self.body(status, &error.message)
+        event(kind, &self.body(error.status(), error.detail()))
     }
 }
 
@@ -117,13 +119,13 @@ mod tests {
 
     #[test]
     fn bodies() {
-        let gone = Error::not_found("no model");
+        let body = |shape: Shape| shape.body(StatusCode::NOT_FOUND, "no model");
         assert_eq!(
-            Shape::OpenAi.late(&gone),
+            body(Shape::OpenAi),
             json!({"error": {"message": "no model", "type": "invalid_request_error", "param": null, "code": "not_found"}})
         );
         assert_eq!(
-            Shape::Anthropic.late(&gone),
+            body(Shape::Anthropic),
             json!({"type": "error", "error": {"type": "not_found_error", "message": "no model"}})
         );
     }

@@ -144,31 +144,10 @@ fn logprobs(request: &SampleRequest) -> usize {
 mod tests {
     use super::*;
     use crate::api::inference::settings::Settings;
+    use crate::api::inference::testing::{start, token};
     use crate::api::testing::{self, owner};
     use crate::command::StopReason;
-    use crate::engine::handle::{Message, Submission};
-
-    async fn start(
-        app: &App,
-        prompts: usize,
-        followed: bool,
-        engine: &std::sync::mpsc::Receiver<Message>,
-    ) -> (Jobs, Vec<Submission>) {
-        let target = app.target(&owner(), "tiny").await.unwrap();
-        let request = Settings::default().request(app, &target, &[1], None).unwrap();
-        let permit = app.futures().admission().enter(&owner()).unwrap();
-        let jobs = Jobs::start(app, &owner(), &target, vec![request; prompts], permit, followed).unwrap();
-        let submitted = (0..prompts).map(|_| match engine.try_recv() {
-            Ok(Message::Submit(s)) => *s,
-            _ => panic!("nothing was submitted"),
-        });
-        let submitted = submitted.collect();
-        (jobs, submitted)
-    }
-
-    fn token(token: u32, stop_reason: Option<StopReason>) -> TokenEvent {
-        TokenEvent { sample: 0, token, logprob: -1.0, topk: None, stop_reason }
-    }
+    use crate::engine::handle::Message;
 
     #[tokio::test]
     async fn tokens_are_told_with_their_prompt_and_the_outcome_follows() {

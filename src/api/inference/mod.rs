@@ -9,6 +9,8 @@ pub mod messages;
 pub mod settings;
 pub mod sse;
 pub mod target;
+#[cfg(test)]
+mod testing;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};

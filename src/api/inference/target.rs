@@ -71,27 +71,15 @@ impl App {
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
-    use crate::command::RunKind;
     use crate::error::Category;
-    use crate::store::Metadata;
     use crate::store::checkpoints::CheckpointRow;
+    use crate::store::testing::checkpoint;
 
     #[tokio::test]
     async fn every_form_of_a_name() {
         let (app, _engine) = testing::app().await;
         let path = "tinker://s:train:0/sampler_weights/a";
-        let row = CheckpointRow {
-            path: path.parse().unwrap(),
-            owner: owner(),
-            base_model: "tiny".into(),
-            kind: RunKind::Full,
-            dir: "/data/a".into(),
-            size_bytes: 1,
-            created_at: chrono::Utc::now(),
-            expires_at: None,
-            public: false,
-            user_metadata: Metadata::new(),
-        };
+        let row = CheckpointRow { dir: "/data/a".into(), ..checkpoint(path, &owner().0) };
         app.store().put_checkpoint(&row).await.unwrap();
         let source = async |owner: OwnerId, name: &str| app.target(&owner, name).await.map(|t| t.source);
         let files = SampleSource::Checkpoint("/data/a".into());

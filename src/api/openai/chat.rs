@@ -6,16 +6,15 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
-use chrono::Utc;
 use serde_json::{Value, json};
 
-use crate::api::auth::Owner;
 use crate::api::body::WorkBody;
 use crate::api::error::ApiResult;
-use crate::api::inference::answer::{Answer, Ending, Token, tokens_of};
+use crate::api::inference::answer::{Answer, Ending, Growing, Token, tokens_of};
 use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::jobs::Jobs;
-use crate::api::inference::sse::{Teller, event, follow};
+use crate::api::inference::sse::{Teller, follow};
+use crate::api::keys::Caller;
 use crate::api::state::App;
 use crate::chat::Chat;
 use crate::chat::output::{Part, Reading};
@@ -24,15 +23,16 @@ use crate::command::{SampleOutput, TokenEvent};
 use crate::error::{Error, Result};
 
 use super::chat_request::ChatRequest;
+use super::envelope::{Envelope, Kind};
 use super::logprobs;
 use super::usage::Usage;
 
 pub async fn create(
     State(app): State<App>,
-    Owner(owner): Owner,
+    caller: Caller,
     WorkBody(r, permit): WorkBody<ChatRequest>,
 ) -> ApiResult<Response> {
-    let target = app.target(&owner, &r.model).await?;
+    let target = app.target(&caller.owner, &r.model).await?;
     let chat = app.chat(&target.model).await?;
     let (settings, streams) = (r.sampling.settings(top_logprobs(&r)?)?, r.sampling.streams());
     let telling = {
@@ -41,9 +41,9 @@ pub async fn create(
     };
     let request = settings.request(&app, &target, &telling.prompt, Some(&chat))?;
     let n = request.num_samples;
-    let jobs = Jobs::start(&app, &owner, &target, vec![request], permit, streams)?;
+    let jobs = Jobs::start(&app, &caller.owner, &target, vec![request], permit, streams)?;
     if streams {
-        return Ok(follow(jobs, Stream::new(telling, n)).await?);
+        return Ok(follow(&app, &caller, jobs, Stream::new(telling, n)).await?);
     }
     let outputs = jobs.outputs().await?;
     Ok(Json(app.heavy(move || telling.whole(&outputs)).await?).into_response())
@@ -58,18 +58,17 @@ fn top_logprobs(r: &ChatRequest) -> Result<i64> {
     }
 }
 
+const KIND: Kind = Kind { id: "chatcmpl", whole: "chat.completion", chunk: "chat.completion.chunk" };
+
 /// What of a request decides how its answer is told.
 struct Telling {
-    id: String,
-    created: i64,
-    model: String,
+    envelope: Envelope,
     chat: Arc<Chat>,
     prompt: Vec<u32>,
     reading: Reading,
     stop: Vec<String>,
     logprobs: bool,
     token_ids: bool,
-    usage: bool,
     /// With `parallel_tool_calls: false` one call at most.
     calls_max: usize,
 }
@@ -80,26 +79,19 @@ impl Telling {
         let (text, prompt) = chat.prompt(&conversation, context)?;
         let token_ids = r.sampling.returns_token_ids();
         Ok(Self {
-            id: format!("chatcmpl-{}", uuid::Uuid::new_v4().simple()),
-            created: Utc::now().timestamp(),
-            model: r.model,
+            envelope: Envelope::new(&KIND, r.model, r.sampling.includes_usage()),
             reading: chat.reading(&text, &conversation.tools),
             chat,
             prompt,
             stop: r.sampling.stops(),
             logprobs: r.logprobs.unwrap_or(false) || token_ids,
             token_ids,
-            usage: r.sampling.includes_usage(),
             calls_max: if r.parallel_tool_calls == Some(false) { 1 } else { usize::MAX },
         })
     }
 
     fn answer(&self) -> Answer {
         Answer::new(self.chat.clone(), self.stop.clone(), self.reading.clone())
-    }
-
-    fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices})
     }
 
     fn whole(&self, outputs: &[SampleOutput]) -> Value {
@@ -123,9 +115,7 @@ impl Telling {
             self.add_prompt(&mut choice);
             choice
         });
-        let mut body = self.envelope("chat.completion", choices.collect());
-        body["usage"] = json!(Usage::of(self.prompt.len(), outputs));
-        body
+        self.envelope.whole(choices.collect(), Usage::of(self.prompt.len(), outputs))
     }
 
     /// `logprobs` and, when asked for, the ids of these tokens.
@@ -168,8 +158,7 @@ struct Stream {
 }
 
 struct Choice {
-    /// `None` when it has ended.
-    answer: Option<Answer>,
+    answer: Growing,
     /// Tokens whose text is not told yet.
     untold: Vec<Token>,
     calls: usize,
@@ -177,17 +166,9 @@ struct Choice {
 
 impl Stream {
     fn new(telling: Telling, n: usize) -> Self {
-        let choice = || Choice { answer: Some(telling.answer()), untold: Vec::new(), calls: 0 };
+        let choice = || Choice { answer: Growing::new(telling.answer()), untold: Vec::new(), calls: 0 };
         let choices = (0..n).map(|_| choice()).collect();
         Self { telling, choices, generated: 0 }
-    }
-
-    fn chunk(&self, choices: Vec<Value>, usage: Option<Usage>) -> Event {
-        let mut chunk = self.telling.envelope("chat.completion.chunk", choices);
-        if self.telling.usage {
-            chunk["usage"] = json!(usage);
-        }
-        event(None, &chunk)
     }
 
     fn delta(&mut self, index: usize, part: Part) -> Option<Value> {
@@ -213,20 +194,22 @@ impl Stream {
             let mut choice = json!({"index": index, "delta": delta, "finish_reason": reason});
             let tokens = std::mem::take(&mut self.choices[index].untold);
             self.telling.add_tokens(&mut choice, &tokens);
-            events.push(self.chunk(vec![choice], None));
+            events.push(self.telling.envelope.chunk(vec![choice]));
         }
         events
     }
 }
 
 impl Teller for Stream {
+    const SHAPE: Shape = Shape::OpenAi;
+
     fn start(&mut self) -> Vec<Event> {
         let opening = |index| {
             let mut choice =
                 json!({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": null});
             self.telling.add_tokens(&mut choice, &[]);
             self.telling.add_prompt(&mut choice);
-            self.chunk(vec![choice], None)
+            self.telling.envelope.chunk(vec![choice])
         };
         (0..self.choices.len()).map(opening).collect()
     }
@@ -235,19 +218,7 @@ impl Teller for Stream {
         let index = token.sample;
         self.generated += 1;
         self.choices[index].untold.push(Token::from(&token));
-        let Some(mut answer) = self.choices[index].answer.take() else { return Vec::new() };
-        let mut parts = answer.push(token.token);
-        let ending = match token.stop_reason {
-            None => {
-                self.choices[index].answer = Some(answer);
-                None
-            }
-            Some(reason) => {
-                let (rest, ending) = answer.finish(reason);
-                parts.extend(rest);
-                Some(ending)
-            }
-        };
+        let Some((parts, ending)) = self.choices[index].answer.step(&token) else { return Vec::new() };
         let mut deltas: Vec<Value> = parts.into_iter().filter_map(|part| self.delta(index, part)).collect();
         if ending.is_some() {
             deltas.push(json!({}));
@@ -255,16 +226,8 @@ impl Teller for Stream {
         self.tell(index, deltas, ending.as_ref())
     }
 
-    fn end(&mut self, outcome: Result<Vec<SampleOutput>>) -> Vec<Event> {
-        if let Err(e) = outcome {
-            return vec![event(None, &Shape::OpenAi.late(&e))];
-        }
-        let done = Event::default().data("[DONE]");
-        if !self.telling.usage {
-            return vec![done];
-        }
-        let usage = Usage::new(self.telling.prompt.len(), self.generated);
-        vec![self.chunk(Vec::new(), Some(usage)), done]
+    fn end(&mut self) -> Vec<Event> {
+        self.telling.envelope.end(Usage::new(self.telling.prompt.len(), self.generated))
     }
 }
 

@@ -6,16 +6,15 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
-use chrono::Utc;
 use serde_json::{Value, json};
 
-use crate::api::auth::Owner;
 use crate::api::body::WorkBody;
 use crate::api::error::ApiResult;
-use crate::api::inference::answer::{Answer, Ending, Token, tokens_of};
+use crate::api::inference::answer::{Answer, Ending, Growing, Token, tokens_of};
 use crate::api::inference::error_shapes::Shape;
 use crate::api::inference::jobs::Jobs;
-use crate::api::inference::sse::{Teller, event, follow};
+use crate::api::inference::sse::{Teller, follow};
+use crate::api::keys::Caller;
 use crate::api::state::App;
 use crate::chat::Chat;
 use crate::chat::output::{Part, Reading};
@@ -25,15 +24,16 @@ use crate::error::{Error, Result};
 use crate::validate::tokens;
 
 use super::completions_request::{CompletionRequest, One, Prompt};
+use super::envelope::{Envelope, Kind};
 use super::logprobs::Lists;
 use super::usage::Usage;
 
 pub async fn create(
     State(app): State<App>,
-    Owner(owner): Owner,
+    caller: Caller,
     WorkBody(mut r, permit): WorkBody<CompletionRequest>,
 ) -> ApiResult<Response> {
-    let target = app.target(&owner, &r.model).await?;
+    let target = app.target(&caller.owner, &r.model).await?;
     let chat = app.chat(&target.model).await?;
     let (settings, streams) = (r.settings()?, r.sampling.streams());
     let given = std::mem::replace(&mut r.prompt, Prompt::Ids(Vec::new()));
@@ -48,9 +48,9 @@ pub async fn create(
     }
     let requests = prompts.iter().map(|p| settings.request(&app, &target, &p.ids, None)).collect::<Result<Vec<_>>>()?;
     let telling = Telling::new(r, chat, prompts, requests[0].num_samples);
-    let jobs = Jobs::start(&app, &owner, &target, requests, permit, streams)?;
+    let jobs = Jobs::start(&app, &caller.owner, &target, requests, permit, streams)?;
     if streams {
-        return Ok(follow(jobs, Stream::new(telling)).await?);
+        return Ok(follow(&app, &caller, jobs, Stream::new(telling)).await?);
     }
     let outputs = jobs.outputs().await?;
     Ok(Json(app.heavy(move || telling.whole(&outputs)).await?).into_response())
@@ -86,11 +86,11 @@ fn prompts(given: Prompt, chat: &Chat, model: &ModelInfo) -> Result<Vec<PromptTe
     given.into_iter().map(one).collect()
 }
 
+const KIND: Kind = Kind { id: "cmpl", whole: "text_completion", chunk: "text_completion" };
+
 /// What of a request decides how its answer is told.
 struct Telling {
-    id: String,
-    created: i64,
-    model: String,
+    envelope: Envelope,
     chat: Arc<Chat>,
     prompts: Vec<PromptText>,
     /// Choices of each prompt.
@@ -101,15 +101,12 @@ struct Telling {
     echo: bool,
     /// The drawn token is not part of the answer.
     only_scores: bool,
-    usage: bool,
 }
 
 impl Telling {
     fn new(r: CompletionRequest, chat: Arc<Chat>, prompts: Vec<PromptText>, n: usize) -> Self {
         let token_ids = r.sampling.returns_token_ids();
         Self {
-            id: format!("cmpl-{}", uuid::Uuid::new_v4().simple()),
-            created: Utc::now().timestamp(),
             chat,
             prompts,
             n,
@@ -118,18 +115,12 @@ impl Telling {
             token_ids,
             echo: r.echoes(),
             only_scores: r.only_scores(),
-            usage: r.sampling.includes_usage(),
-            model: r.model,
+            envelope: Envelope::new(&KIND, r.model, r.sampling.includes_usage()),
         }
     }
 
     fn answer(&self) -> Answer {
         Answer::new(self.chat.clone(), self.stop.clone(), Reading::default())
-    }
-
-    fn envelope(&self, choices: Vec<Value>) -> Value {
-        json!({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
-            "choices": choices})
     }
 
     fn prompt_tokens(&self) -> usize {
@@ -143,10 +134,8 @@ impl Telling {
                 choices.push(self.choice(choices.len(), prompt, output, sequence));
             }
         }
-        let mut body = self.envelope(choices);
-        let usage = Usage::of(self.prompt_tokens(), outputs);
-        body["usage"] = json!(if self.only_scores { Usage::new(usage.prompt_tokens, 0) } else { usage });
-        body
+        let usage = Usage::of(self.prompt_tokens(), if self.only_scores { &[] } else { outputs });
+        self.envelope.whole(choices, usage)
     }
 
     fn choice(&self, index: usize, prompt: &PromptText, output: &SampleOutput, sequence: &Sequence) -> Value {
@@ -206,8 +195,7 @@ struct Stream {
 }
 
 struct Choice {
-    /// `None` when it has ended.
-    answer: Option<Answer>,
+    answer: Growing,
     /// Tokens whose text is not told yet, and the characters before each.
     untold: Vec<(Token, usize)>,
     characters: usize,
@@ -217,18 +205,10 @@ impl Stream {
     fn new(telling: Telling) -> Self {
         let choice = |i: usize| {
             let before = if telling.echo { telling.prompts[i / telling.n].text.chars().count() } else { 0 };
-            Choice { answer: Some(telling.answer()), untold: Vec::new(), characters: before }
+            Choice { answer: Growing::new(telling.answer()), untold: Vec::new(), characters: before }
         };
         let choices = (0..telling.prompts.len() * telling.n).map(choice).collect();
         Self { telling, choices, generated: 0 }
-    }
-
-    fn chunk(&self, choices: Vec<Value>, usage: Option<Usage>) -> Event {
-        let mut chunk = self.telling.envelope(choices);
-        if self.telling.usage {
-            chunk["usage"] = json!(usage);
-        }
-        event(None, &chunk)
     }
 
     fn tell(&mut self, index: usize, text: &str, ending: Option<&Ending>) -> Event {
@@ -246,11 +226,13 @@ impl Stream {
         if self.telling.token_ids {
             choice["token_ids"] = untold.iter().map(|(t, _)| t.id).collect();
         }
-        self.chunk(vec![choice], None)
+        self.telling.envelope.chunk(vec![choice])
     }
 }
 
 impl Teller for Stream {
+    const SHAPE: Shape = Shape::OpenAi;
+
     fn start(&mut self) -> Vec<Event> {
         if !self.telling.echo && !self.telling.token_ids {
             return Vec::new();
@@ -263,32 +245,21 @@ impl Teller for Stream {
                 choice["token_ids"] = json!([]);
                 choice["prompt_token_ids"] = json!(prompt.ids);
             }
-            self.chunk(vec![choice], None)
+            self.telling.envelope.chunk(vec![choice])
         };
         (0..self.choices.len()).map(opening).collect()
     }
 
     fn token(&mut self, prompt: usize, token: TokenEvent) -> Vec<Event> {
         let index = prompt * self.telling.n + token.sample;
-        let choice = &mut self.choices[index];
-        let Some(mut answer) = choice.answer.take() else { return Vec::new() };
-        if !self.telling.only_scores {
-            self.generated += 1;
-            choice.untold.push((Token::from(&token), choice.characters));
+        if self.telling.only_scores {
+            return token.stop_reason.map(|_| self.tell(index, "", Some(&Ending::Length))).into_iter().collect();
         }
-        let mut text = if self.telling.only_scores { String::new() } else { joined(answer.push(token.token)) };
-        let ending = match token.stop_reason {
-            None => {
-                choice.answer = Some(answer);
-                None
-            }
-            Some(_) if self.telling.only_scores => Some(Ending::Length),
-            Some(reason) => {
-                let (rest, ending) = answer.finish(reason);
-                text.push_str(&joined(rest));
-                Some(ending)
-            }
-        };
+        let choice = &mut self.choices[index];
+        let Some((parts, ending)) = choice.answer.step(&token) else { return Vec::new() };
+        self.generated += 1;
+        choice.untold.push((Token::from(&token), choice.characters));
+        let text = joined(parts);
         choice.characters += text.chars().count();
         if text.is_empty() && ending.is_none() {
             return Vec::new();
@@ -296,14 +267,7 @@ impl Teller for Stream {
         vec![self.tell(index, &text, ending.as_ref())]
     }
 
-    fn end(&mut self, outcome: Result<Vec<SampleOutput>>) -> Vec<Event> {
-        if let Err(e) = outcome {
-            return vec![event(None, &Shape::OpenAi.late(&e))];
-        }
-        let done = Event::default().data("[DONE]");
-        if !self.telling.usage {
-            return vec![done];
-        }
-        vec![self.chunk(Vec::new(), Some(Usage::new(self.telling.prompt_tokens(), self.generated))), done]
+    fn end(&mut self) -> Vec<Event> {
+        self.telling.envelope.end(Usage::new(self.telling.prompt_tokens(), self.generated))
     }
 }

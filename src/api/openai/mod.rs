@@ -5,6 +5,7 @@ pub mod chat_request;
 pub mod completions;
 pub mod completions_request;
 mod conversation;
+mod envelope;
 pub mod logprobs;
 pub mod models;
 mod sampling;

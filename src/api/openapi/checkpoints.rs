@@ -146,7 +146,7 @@ fn files() -> Vec<Operation> {
             .open()
             .segment("token", "From a link.", "TOKEN")
             .segment("file", "A file's name, or `archive.tar`.", "adapter_config.json")
-            .gives_bytes_or_part("The file."),
+            .gives_file("The file."),
     ]
 }
 

@@ -184,17 +184,12 @@ impl Operation {
         self.respond(200, ResponseBuilder::new().description(description).content(JSON, content).build())
     }
 
-    /// Status 200 with the bytes of a file.
-    pub fn gives_bytes(self, description: &str) -> Self {
-        let response = ResponseBuilder::new().description(description);
-        self.respond(200, response.content(BYTES, bytes(None)).build())
-    }
-
-    /// As [`Self::gives_bytes`], or the part of them that a header `Range` asks for.
-    pub fn gives_bytes_or_part(self, description: &str) -> Self {
+    /// Status 200 with the bytes of a file, or the part of them that a header `Range` asks for.
+    pub fn gives_file(self, description: &str) -> Self {
+        let whole = ResponseBuilder::new().description(description);
         let part = ResponseBuilder::new().description("The part that the header `Range` asks for.");
         let none = ResponseBuilder::new().description("The header `Range` asks for no part of it.");
-        self.gives_bytes(description)
+        self.respond(200, whole.content(BYTES, bytes(None)).build())
             .respond(206, part.content(BYTES, bytes(None)).build())
             .respond(416, none.content(BYTES, bytes(None)).build())
     }

@@ -100,6 +100,6 @@ fn searches() -> Vec<Operation> {
             .open()
             .segment("token", "From a link.", "EXPORT")
             .segment("file", "The file's name.", "FILE")
-            .gives_bytes("The file."),
+            .gives_file("The file."),
     ]
 }

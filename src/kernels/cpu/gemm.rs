@@ -55,21 +55,21 @@ impl Gemm {
     /// Runs the product into `c`, row-major with `ldc` values from row to row.
     pub fn run<T: Stored>(self, a: View, b: View<T>, c: &mut [f32], ldc: usize) {
         let n = self.n;
-        self.run_many(a, vec![Job { b, n, c, ldc }]);
+        self.run_many(a, vec![RightSide { b, n, c, ldc }]);
     }
 
-    /// Several products with one left operand, which is packed once; each job's own `n` counts.
-    pub fn run_many<T: Stored>(self, a: View, mut jobs: Vec<Job<T>>) {
+    /// Several products with one left operand, which is packed once; each one's own `n` counts.
+    pub fn run_many<T: Stored>(self, a: View, mut products: Vec<RightSide<T>>) {
         let Self { m, k, .. } = self;
         a.check(m, k);
-        for j in &mut jobs {
+        for j in &mut products {
             j.b.check(k, j.n);
             assert!(m * j.n == 0 || (j.ldc >= j.n && (m - 1) * j.ldc + j.n <= j.c.len()), "gemm output too small");
             if k == 0 && !self.accumulate {
                 j.c.chunks_mut(j.ldc.max(1)).take(m).for_each(|row| row[..j.n].fill(0.0));
             }
         }
-        let widest = jobs.iter().map(|j| j.n).max().unwrap_or(0);
+        let widest = products.iter().map(|j| j.n).max().unwrap_or(0);
         if m * widest == 0 {
             return;
         }
@@ -87,7 +87,7 @@ impl Gemm {
                 parallel,
             };
             block.pack_left(&a, k0, &mut space.0);
-            for j in &mut jobs {
+            for j in &mut products {
                 for j0 in (0..j.n).step_by(NC) {
                     let nc = NC.min(j.n - j0);
                     block.pack_right(&j.b, k0, j0, nc, &mut space.1);
@@ -105,7 +105,7 @@ impl Gemm {
 }
 
 /// One right operand (k, n) and its output.
-pub struct Job<'a, 'c, T = f32> {
+pub struct RightSide<'a, 'c, T = f32> {
     pub b: View<'a, T>,
     pub n: usize,
     pub c: &'c mut [f32],

@@ -20,7 +20,7 @@ use rayon::prelude::*;
 
 use self::dot::{Product, dot_products};
 use self::flex::{Values, buffer, matrix, update, values};
-use self::gemm::{Gemm, Job};
+use self::gemm::{Gemm, RightSide};
 use self::pack::View;
 use self::simd::Slice;
 use super::{AdamStep, Heads, Kernels, KvSpan, LoraRows, Mat, Pass, RopeTable, RowPair, Targets, Weight};
@@ -33,16 +33,17 @@ fn product(pass: Pass, x: &[f32], m: usize, k: usize, weights: &[(Slice, Option<
     let mut ys: Vec<Vec<f32>> = weights.iter().map(|(w, _)| buffer(m * w.count() / k)).collect();
     match pass {
         Pass::Sample => {
-            let jobs = weights.iter().zip(&mut ys).map(|((w, bias), y)| Product { w: *w, bias: *bias, y }).collect();
-            dot_products(x, m, k, jobs);
+            let products =
+                weights.iter().zip(&mut ys).map(|((w, bias), y)| Product { w: *w, bias: *bias, y }).collect();
+            dot_products(x, m, k, products);
         }
         Pass::Train => {
             let (mut full, mut half) = (Vec::new(), Vec::new());
             for ((w, _), y) in weights.iter().zip(&mut ys) {
                 let n = w.count() / k;
                 match w {
-                    Slice::F32(w) => full.push(Job { b: View::transposed(w, k), n, c: y, ldc: n }),
-                    Slice::Bf16(w) => half.push(Job { b: View::transposed(w, k), n, c: y, ldc: n }),
+                    Slice::F32(w) => full.push(RightSide { b: View::transposed(w, k), n, c: y, ldc: n }),
+                    Slice::Bf16(w) => half.push(RightSide { b: View::transposed(w, k), n, c: y, ldc: n }),
                 }
             }
             Gemm::new(m, 0, k).run_many(View::rows(x, k), full);
