@@ -17,11 +17,12 @@ pub struct LiveRun {
 #[derive(Clone, Default)]
 pub struct Runs(Arc<Mutex<HashMap<ModelId, LiveRun>>>);
 
-/// As many runs as the account may have.
+/// As many runs as the account may have, and the sessions they belong to, each once, in the order of their ids.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooMany {
     pub limit: u64,
     pub used: u64,
+    pub sessions: Vec<SessionId>,
 }
 
 impl Runs {
@@ -34,7 +35,11 @@ impl Runs {
         if let Some(limit) = limit {
             let used = runs.values().filter(|r| r.owner == run.owner).count() as u64;
             if used >= limit {
-                return Err(TooMany { limit, used });
+                let held = runs.values().filter(|r| r.owner == run.owner).map(|r| r.session.clone());
+                let mut sessions: Vec<SessionId> = held.collect();
+                sessions.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+                sessions.dedup();
+                return Err(TooMany { limit, used, sessions });
             }
         }
         runs.insert(id.clone(), run);
@@ -71,7 +76,7 @@ mod tests {
             |owner: &str| LiveRun { owner: OwnerId(owner.into()), session: session.clone(), base_model: "m".into() };
         let begin = |n, owner: &str| runs.begin(&session.model(n), run(owner), Some(2));
         assert_eq!((begin(0, "a"), begin(1, "a"), begin(2, "b")), (Ok(()), Ok(()), Ok(())));
-        assert_eq!(begin(3, "a"), Err(TooMany { limit: 2, used: 2 }));
+        assert_eq!(begin(3, "a"), Err(TooMany { limit: 2, used: 2, sessions: vec![session.clone()] }));
         assert_eq!(begin(1, "a"), Ok(()), "a repeat");
         runs.end(&session.model(0));
         assert_eq!(begin(3, "a"), Ok(()));

@@ -41,13 +41,32 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
-        let (mut parts, body) = request.into_parts();
-        let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
-        let limit = app.limits().json_body_bytes.min(MAX_SMALL);
-        let received = receive(app, &parts.headers, body, limit, Permit::unlimited(&owner)).await;
-        let (bytes, _) = received.map_err(|fault| fault.error)?;
+        Ok(Self(parse_off_thread(app, small(request, app).await?).await?))
+    }
+}
+
+/// As [`JsonBody`]; no body at all is an empty object.
+pub struct OptionalBody<T>(pub T);
+
+impl<T: DeserializeOwned + Default + Send + 'static> FromRequest<App> for OptionalBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
+        let bytes = small(request, app).await?;
+        if bytes.is_empty() {
+            return Ok(Self(T::default()));
+        }
         Ok(Self(parse_off_thread(app, bytes).await?))
     }
+}
+
+/// The bytes of a body that starts no work.
+async fn small(request: Request, app: &App) -> ApiResult<Bytes> {
+    let (mut parts, body) = request.into_parts();
+    let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
+    let limit = app.limits().json_body_bytes.min(MAX_SMALL);
+    let received = receive(app, &parts.headers, body, limit, Permit::unlimited(&owner)).await;
+    Ok(received.map_err(|fault| fault.error)?.0)
 }
 
 /// As [`JsonBody`], for requests that start work: as large as the limit allows, and admitted while there is room.

@@ -23,19 +23,29 @@ impl App {
         let run =
             LiveRun { owner: row.owner.clone(), session: row.session.clone(), base_model: row.base_model.clone() };
         let limit = self.quotas(&row.owner).max_runs;
-        self.futures().runs().begin(&row.id, run, limit).map_err(|TooMany { limit, used }| {
-            let detail = format!(
-                "quota max_runs: limit {limit}, used {used}; finish a session (POST /api/v1/sessions/ID/finish, which \
-                 clients do when they end) to free its runs"
-            );
-            ApiError::new(StatusCode::FORBIDDEN, detail)
-        })
+        let begun = self.futures().runs().begin(&row.id, run, limit);
+        begun.map_err(|full| ApiError::new(StatusCode::FORBIDDEN, too_many_runs(&full)))
     }
 
     /// Refuses `more` bytes under this path when the account's disk quota has no room for them.
     pub async fn room_on_disk(&self, owner: &OwnerId, path: &CheckpointPath, more: u64) -> ApiResult<()> {
         self.futures().check_disk(owner, path, more).await.map_err(refused)
     }
+}
+
+/// Sessions that a refusal names at most.
+const NAMED: usize = 3;
+
+fn too_many_runs(full: &TooMany) -> String {
+    let TooMany { limit, used, sessions } = full;
+    let mut named = sessions.iter().take(NAMED).map(|id| id.0.as_str()).collect::<Vec<_>>().join(", ");
+    if sessions.len() > NAMED {
+        named.push_str(&format!(" and {} more", sessions.len() - NAMED));
+    }
+    format!(
+        "quota max_runs: limit {limit}, used {used}; to free runs, finish a session that holds them (POST \
+         /api/v1/sessions/ID/finish with your key and no body, which clients do when they end): {named}"
+    )
 }
 
 /// The answer to a request that a quota does not allow until its user frees something.
@@ -53,6 +63,7 @@ mod tests {
 
     use super::*;
     use crate::api::testing::{self, owner};
+    use crate::ids::SessionId;
     use crate::store::testing::run;
 
     #[tokio::test]
@@ -62,13 +73,27 @@ mod tests {
         let session = testing::session(&app, Utc::now()).await;
         let row = |n| run(&session.id.model(n).0, &owner().0);
         assert!(app.begin_run(&row(0)).is_ok());
+        let others = run("of-another:train:0", "other");
+        assert!(app.begin_run(&others).is_ok());
         let refused = app.begin_run(&row(1)).unwrap_err();
         let response = refused.into_response();
         assert_eq!(response.status(), StatusCode::FORBIDDEN);
         let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
         let text = String::from_utf8(body.to_vec()).unwrap();
-        assert!(text.contains("max_runs: limit 1, used 1") && text.contains("finish a session"), "{text}");
+        assert!(text.contains("max_runs: limit 1, used 1; to free runs, finish a session"), "{text}");
+        assert!(text.contains(&format!(
+            "/finish with your key and no body, which clients do when they end): {}\"",
+            session.id
+        )));
         app.futures().unload(row(0).owner, session.id.model(0));
         assert!(app.begin_run(&row(1)).is_ok());
+    }
+
+    #[test]
+    fn three_sessions_are_named_and_the_rest_is_counted() {
+        let sessions = |n| (0..n).map(|i| SessionId(format!("s{i}"))).collect();
+        let text = |n| too_many_runs(&TooMany { limit: 9, used: 9, sessions: sessions(n) });
+        assert!(text(3).ends_with("when they end): s0, s1, s2"), "{}", text(3));
+        assert!(text(5).ends_with("when they end): s0, s1, s2 and 2 more"), "{}", text(5));
     }
 }

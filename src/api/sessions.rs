@@ -16,7 +16,7 @@ use crate::validate::metadata::bounded;
 use crate::validate::sdk_version::supported;
 
 use super::auth::Owner;
-use super::body::JsonBody;
+use super::body::{JsonBody, OptionalBody};
 use super::error::{ApiError, ApiResult};
 use super::query::{QueryOf, page};
 use super::state::App;
@@ -73,7 +73,7 @@ pub async fn finish(
     State(app): State<App>,
     Owner(owner): Owner,
     Path(id): Path<String>,
-    JsonBody(r): JsonBody<FinishSessionRequest>,
+    OptionalBody(r): OptionalBody<FinishSessionRequest>,
 ) -> ApiResult<Json<Value>> {
     let session = app.session(&owner, &SessionId(id)).await?;
     bounded("detail", &r.detail)?;
@@ -125,12 +125,41 @@ pub async fn set_project(
 
 #[cfg(test)]
 mod tests {
-    use axum::http::StatusCode;
+    use axum::body::{Body, to_bytes};
+    use axum::http::{Request, StatusCode};
     use axum::response::IntoResponse;
+    use tower::ServiceExt;
 
     use super::*;
+    use crate::api::router;
     use crate::api::testing::{self, owner};
     use crate::config::quotas::Quotas;
+
+    #[tokio::test]
+    async fn a_session_is_finished_with_a_body_or_without() {
+        let (app, _engine) = testing::app().await;
+        let finish = async |body: &'static str| {
+            let session = crate::store::testing::session(&SessionId::random().0, "local");
+            app.store().insert_session(&session).await.unwrap();
+            let request = Request::post(format!("/api/v1/sessions/{}/finish", session.id)).header("x-api-key", "tml-a");
+            let response = router(app.clone()).oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+            let status = response.status();
+            let text = to_bytes(response.into_body(), 1 << 16).await.unwrap();
+            let row = app.store().session(&session.id).await.unwrap().unwrap();
+            (status, String::from_utf8(text.to_vec()).unwrap(), row.finished.map(|f| f.reason))
+        };
+        for (body, reason) in [
+            ("", "success"),
+            ("{}", "success"),
+            (r#"{"reason":"interrupted"}"#, "interrupted"),
+            (r#"{"reason":{"type":"errored"},"detail":null}"#, "errored"),
+        ] {
+            assert_eq!(finish(body).await, (StatusCode::OK, "{}".into(), Some(reason.into())), "{body}");
+        }
+        let (status, text, reason) = finish(r#"{"reason":"done"}"#).await;
+        assert_eq!((status, reason), (StatusCode::BAD_REQUEST, None));
+        assert!(text.contains("reason is success, errored or interrupted"), "{text}");
+    }
 
     #[tokio::test]
     async fn new_sessions_count_against_the_rate_of_requests_and_heartbeats_do_not() {

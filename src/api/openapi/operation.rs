@@ -128,6 +128,13 @@ impl Operation {
         OF_BODIES.into_iter().fold(self, |operation, (status, name)| operation.refuses_as(status, name))
     }
 
+    /// The body may be left out, as may every field of it.
+    pub fn or_no_body(mut self) -> Self {
+        let request = self.described.request_body.take().unwrap_or_default();
+        self.described.request_body = Some(RequestBodyBuilder::from(request).required(Some(Required::False)).build());
+        self
+    }
+
     /// The body may come as this protobuf message too.
     pub fn takes_protobuf(mut self, message: &str) -> Self {
         let request = self.described.request_body.take().unwrap_or_default();

@@ -66,10 +66,11 @@ fn lives() -> Vec<Operation> {
             .says(
                 "End a session",
                 "Sent by a client that is done. The session's runs leave memory and its samples are dropped; saved \
-                 checkpoints stay. The first reason is kept, a repeat is harmless.",
+                 checkpoints stay. The first reason is kept, a repeat is harmless. The body may be left out.",
             )
             .segment("session_id", "The session's id.", SESSION)
             .takes::<FinishSessionRequest>(json!({ "reason": { "type": "success" }, "detail": null }))
+            .or_no_body()
             .gives_nothing("The session has ended."),
     ]
 }

@@ -49,12 +49,13 @@ pub struct SessionHeartbeatRequest {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SessionHeartbeatResponse {}
 
-/// `POST /sessions/{session_id}/finish`. The first reason wins.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// `POST /sessions/{session_id}/finish`, whose body may be empty. The first reason wins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct FinishSessionRequest {
-    #[serde(with = "typed")]
-    #[cfg_attr(feature = "schema", schema(value_type = typed::TypedFinishReason))]
+    /// Success, when it is absent. Clients send it as `{"type": "success"}`; the word alone will do.
+    #[serde(default, serialize_with = "typed::serialize", deserialize_with = "typed::or_word")]
+    #[cfg_attr(feature = "schema", schema(value_type = typed::GivenFinishReason))]
     pub reason: FinishReason,
     /// Sent as an explicit `null` when there is none.
     #[serde(default)]
@@ -62,10 +63,11 @@ pub struct FinishSessionRequest {
 }
 
 /// How a client's session ended, as searches spell it; a session itself says `{"type": "success"}`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum FinishReason {
+    #[default]
     Success,
     Errored,
     Interrupted,
@@ -99,12 +101,32 @@ pub(super) mod typed {
         reason: FinishReason,
     }
 
+    /// As people may write it too.
+    #[derive(Deserialize)]
+    #[serde(
+        untagged,
+        expecting = "reason is success, errored or interrupted, as {\"type\": \"success\"} or the word alone"
+    )]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub enum GivenFinishReason {
+        Typed(TypedFinishReason),
+        Word(FinishReason),
+    }
+
     pub fn serialize<S: Serializer>(reason: &FinishReason, serializer: S) -> Result<S::Ok, S::Error> {
         TypedFinishReason { reason: *reason }.serialize(serializer)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FinishReason, D::Error> {
         TypedFinishReason::deserialize(deserializer).map(|typed| typed.reason)
+    }
+
+    pub fn or_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FinishReason, D::Error> {
+        Ok(match Option::<GivenFinishReason>::deserialize(deserializer)? {
+            Some(GivenFinishReason::Typed(typed)) => typed.reason,
+            Some(GivenFinishReason::Word(reason)) => reason,
+            None => FinishReason::default(),
+        })
     }
 }
 
@@ -175,6 +197,21 @@ mod tests {
         let json = r#"{"reason":{"type":"success"},"detail":null}"#;
         assert_eq!(serde_json::to_string(&r).unwrap(), json);
         assert_eq!(serde_json::from_str::<FinishSessionRequest>(json).unwrap(), r);
+    }
+
+    #[test]
+    fn a_reason_is_typed_or_a_word_or_absent() {
+        let reason = |json: &str| serde_json::from_str::<FinishSessionRequest>(json).map(|r| r.reason);
+        for json in ["{}", r#"{"reason":null}"#, r#"{"reason":"success"}"#] {
+            assert_eq!(reason(json).unwrap(), FinishReason::Success, "{json}");
+        }
+        for json in [r#"{"reason":"errored"}"#, r#"{"reason":{"type":"errored"}}"#] {
+            assert_eq!(reason(json).unwrap(), FinishReason::Errored, "{json}");
+        }
+        for json in [r#"{"reason":"done"}"#, r#"{"reason":{"type":"done"}}"#, r#"{"reason":3}"#] {
+            let message = reason(json).unwrap_err().to_string();
+            assert!(message.starts_with("reason is success, errored or interrupted, as {"), "{message}");
+        }
     }
 
     #[test]
