@@ -20,7 +20,9 @@ use super::state::App;
 /// Middleware of every route that is not open to all.
 pub async fn require_key(State(app): State<App>, mut request: Request, next: Next) -> ApiResult<Response> {
     let key = request.headers().get(KEY).map(|v| v.to_str().unwrap_or_default());
-    let caller = app.keys().caller(key, Utc::now()).map_err(|refused| {
+    let missing = request.extensions().get::<Missing>().filter(|_| key.is_none());
+    let caller = app.keys().caller(key, Utc::now()).map_err(|mut refused| {
+        refused.why = missing.map_or(refused.why, |missing| missing.0);
         app.note_refusal(&refused, request.method().as_str(), request.uri().path());
         ApiError::from(refused)
     })?;
@@ -28,6 +30,10 @@ pub async fn require_key(State(app): State<App>, mut request: Request, next: Nex
     request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }
+
+/// What a request without a key is told, on routes that take it in other ways too.
+#[derive(Clone, Copy)]
+pub struct Missing(pub &'static str);
 
 /// The owner found by `require_key`.
 #[derive(Clone, Debug)]

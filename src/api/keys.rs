@@ -18,6 +18,10 @@ use super::tokens::{Claims, Tokens};
 /// The account of those who need no key.
 const LOCAL: &str = "local";
 
+const MISSING: &str = "the header X-API-Key is missing; send a key that begins with tml-";
+const UNKNOWN: &str = "the API key is not known to this server";
+const NO_KEY_OF_OURS: &str = "that is no API key of this server: its keys begin with tml-";
+
 /// The owner of every request: which key is presented, and whose it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Caller {
@@ -85,8 +89,7 @@ impl Keys {
 
     /// Who presents this key or token.
     pub fn caller(&self, presented: Option<&str>, now: DateTime<Utc>) -> Result<Caller, Refused> {
-        let missing = || Refused::key("the header X-API-Key is missing; send a key that begins with tml-", None);
-        let presented = presented.ok_or_else(missing)?;
+        let presented = presented.ok_or_else(|| Refused::key(MISSING, None))?;
         match presented.starts_with("eyJ") {
             true => self.of_token(presented, now),
             false => self.of_key(presented, now),
@@ -157,7 +160,7 @@ impl Keys {
         if let Some((number, owner)) = self.flags.get(&hash) {
             return Ok(flag_caller(*number, owner));
         }
-        let unknown = || Refused::key("the API key is not known to this server", None);
+        let unknown = || Refused::key(if key.starts_with(PREFIX) { UNKNOWN } else { NO_KEY_OF_OURS }, None);
         rows.by_hash.get(&hash).ok_or_else(unknown)?.caller(now)
     }
 
@@ -340,6 +343,18 @@ mod tests {
             assert!(keys.caller(Some(&second), now + TimeDelta::seconds(99)).is_ok());
             assert!(keys.caller(Some(&second), now + TimeDelta::seconds(100)).unwrap_err().token);
         }
+    }
+
+    #[test]
+    fn who_shows_something_else_is_told_how_keys_begin() {
+        for keys in [keys(&[], true), keys(&["tml-a"], true)] {
+            for foreign in ["foo", "sk-1", ""] {
+                let refused = keys.caller(Some(foreign), Utc::now()).unwrap_err();
+                assert_eq!(refused.why, "that is no API key of this server: its keys begin with tml-", "{foreign}");
+            }
+        }
+        let refused = keys(&["tml-a"], true).caller(Some("tml-b"), Utc::now()).unwrap_err();
+        assert_eq!(refused.why, "the API key is not known to this server");
     }
 
     #[tokio::test]
