@@ -120,6 +120,7 @@ pub fn router(app: App) -> Router {
         .route("/upload/{token}/{file}", put(uploads::put))
         .route("/export/{token}/{file}", get(exports::download));
     Router::new()
+        .route("/", get(service::root))
         .nest("/api/v1", keyed.merge(open))
         .merge(inference::routes(&app))
         .merge(openapi::routes())

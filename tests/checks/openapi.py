@@ -18,7 +18,7 @@ from server import arguments
 
 # The order of a client's life. An operation that is missing here fails the run.
 ORDER = """
-healthz client_config client_dynamic_config get_server_capabilities auth_token get_api_key
+root healthz client_config client_dynamic_config get_server_capabilities auth_token get_api_key
 create_session telemetry session_heartbeat create_model get_info
 forward_backward optim_step create_custom_loss forward
 save_weights save_weights_for_sampler save_weights_external load_weights weights_info
@@ -34,7 +34,7 @@ billing_usage_events billing_checkpoints usage status audit_log
 unload_model finish_session delete_api_key
 """.split()
 # The key is one of --api-key, which cannot be withdrawn over HTTP.
-EXPECTED = {"checkpoint_archive": 302, "delete_api_key": 403}
+EXPECTED = {"root": 303, "checkpoint_archive": 302, "delete_api_key": 403}
 
 
 class Document:

@@ -12,6 +12,10 @@ use super::operation::{Operation, get, post};
 pub fn operations() -> Vec<Operation> {
     let version = json!({ "sdk_version": "0.38.0" });
     vec![
+        get("/", "root")
+            .says("Where to begin", "Leads a browser to the page that shows this document.")
+            .open()
+            .answers_blank(303, "The page is at `/docs`."),
         get("/api/v1/healthz", "healthz")
             .says("Is the server up?", "Needs no key. For load balancers and scripts that wait for the server.")
             .open()
@@ -39,13 +43,13 @@ pub fn operations() -> Vec<Operation> {
                 "The models served here",
                 "`ServiceClient.get_server_capabilities()`, `tinker model list`, `tinker auth status`. Each model is \
                  listed once under its name, for adapters and samples, and once as `NAME:full`, which trains every \
-                 weight.",
+                 weight; samples from either come from the base model.",
             )
             .gives::<GetServerCapabilitiesResponse>(
                 "One row for each name that `base_model` may have.",
                 json!({ "supported_models": [
                     { "model_name": MODEL, "max_context_length": 40960, "trainable": true, "sampleable": true },
-                    { "model_name": format!("{MODEL}:full"), "max_context_length": 40960, "trainable": true, "sampleable": false },
+                    { "model_name": format!("{MODEL}:full"), "max_context_length": 40960, "trainable": true, "sampleable": true },
                 ] }),
             ),
         post("/api/v1/telemetry", "telemetry")
