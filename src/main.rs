@@ -18,6 +18,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Serve models to Tinker clients, in the foreground, until ctrl-c or SIGTERM.
+    #[command(after_help = tinderbox::config::env::help())]
     Serve(ServeArgs),
     /// Make, list, withdraw and replace the keys that clients of a server need, also while it runs.
     #[command(subcommand)]

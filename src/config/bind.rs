@@ -6,6 +6,14 @@ use super::env::Env;
 use super::given;
 use crate::error::{Error, Result};
 
+/// What a port is written as.
+const PORT: &str = "a port, which is a whole number from 0 to 65535";
+
+/// Reads a flag's port.
+pub fn port(text: &str) -> Result<u16> {
+    text.parse().map_err(|_| Error::user(format!("give {PORT}")))
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bind {
     /// A name or an address, IPv6 without brackets.
@@ -21,7 +29,11 @@ impl Bind {
         if host.is_empty() {
             return Err(Error::user("--host is empty; give a name or an address, as 127.0.0.1"));
         }
-        Ok(Self { host: host.into(), port: given(port, env, "TINDERBOX_PORT")?.unwrap_or(8000) })
+        let port = match port {
+            Some(port) => Some(port),
+            None => env.number("TINDERBOX_PORT", PORT)?,
+        };
+        Ok(Self { host: host.into(), port: port.unwrap_or(8000) })
     }
 
     /// `HOST:PORT`, as a listener or a URL wants it.
@@ -70,6 +82,14 @@ mod tests {
             assert!(message.contains("key create") && message.contains("--api-key"), "{message}");
             assert!(bind(host).refuse_open_network(true).is_ok(), "{host}");
         }
+    }
+
+    #[test]
+    fn a_wrong_port_is_told_what_one_is() {
+        let wanted = "give a port, which is a whole number from 0 to 65535";
+        assert_eq!(port("abc").unwrap_err().message, wanted);
+        let message = Bind::new(None, None, &Env::for_testing(&[("TINDERBOX_PORT", "70000")])).unwrap_err().message;
+        assert_eq!(message, format!("TINDERBOX_PORT=\"70000\": {wanted}"));
     }
 
     #[test]

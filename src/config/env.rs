@@ -8,18 +8,22 @@ use crate::error::{Error, Result};
 
 const PREFIX: &str = "TINDERBOX_";
 
-/// Every variable of our own. A name outside this list would be a setting that silently does nothing.
-const KNOWN: [&str; 34] = [
+/// Variables that stand for a flag.
+const OF_FLAGS: [&str; 9] = [
     "TINDERBOX_MODEL",
     "TINDERBOX_HOST",
     "TINDERBOX_PORT",
-    "TINDERBOX_BULK_POLLING",
     "TINDERBOX_DATA_DIR",
     "TINDERBOX_DATABASE_URL",
     "TINDERBOX_DEVICE",
     "TINDERBOX_DTYPE",
     "TINDERBOX_API_KEY",
     "TINDERBOX_PUBLIC_URL",
+];
+
+/// Variables of what has no flag. A name in neither list would be a setting that silently does nothing.
+const ALONE: [&str; 25] = [
+    "TINDERBOX_BULK_POLLING",
     "TINDERBOX_TOKEN_SECONDS",
     "TINDERBOX_AUDIT_DAYS",
     "TINDERBOX_AUDIT_ROWS",
@@ -54,6 +58,15 @@ const FOREIGN: [&str; 7] =
 #[derive(Clone)]
 pub struct Env(BTreeMap<String, String>);
 
+/// The end of `tinderbox serve --help`: the settings that are no flags.
+pub fn help() -> String {
+    format!(
+        "Limits, quotas and times have no flags, but variables of the environment; a wrong value is refused with what is \
+         accepted:\n  {}\nThe hub's cache and use are as HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE say.",
+        ALONE.join("\n  ")
+    )
+}
+
 impl Env {
     /// Reads the process's environment. An unknown `TINDERBOX_*` name is a user error that suggests the nearest one.
     pub fn from_process() -> Result<Self> {
@@ -79,7 +92,10 @@ impl Env {
     }
 
     pub fn get(&self, name: &'static str) -> Option<&str> {
-        debug_assert!(KNOWN.contains(&name) || FOREIGN.contains(&name), "{name} is missing in the list above");
+        debug_assert!(
+            known().any(|known| known == name) || FOREIGN.contains(&name),
+            "{name} is missing in the list above"
+        );
         self.0.get(name).map(String::as_str).filter(|v| !v.is_empty())
     }
 
@@ -92,6 +108,12 @@ impl Env {
         text.parse().map(Some).map_err(|e| Error::user(format!("{name}={text:?}: {e}")))
     }
 
+    /// The number, when set. Errors say what is `wanted`, as "a whole number of seconds".
+    pub fn number<T: FromStr>(&self, name: &'static str, wanted: impl fmt::Display) -> Result<Option<T>> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| Error::user(format!("{name}={text:?}: give {wanted}")))
+    }
+
     /// The parts of a comma separated value.
     pub fn list(&self, name: &'static str) -> Vec<String> {
         let parts = self.get(name).unwrap_or_default().split(',').map(str::trim);
@@ -99,12 +121,12 @@ impl Env {
     }
 
     fn checked(read: BTreeMap<String, String>) -> Result<Self> {
-        match read.keys().find(|n| n.starts_with(PREFIX) && !KNOWN.contains(&n.as_str())) {
+        match read.keys().find(|n| n.starts_with(PREFIX) && !known().any(|known| known == *n)) {
             None => Ok(Self(read)),
             Some(name) => Err(Error::user(format!(
                 "unknown environment variable {name}; did you mean {}? (all of them: {})",
                 nearest(name),
-                KNOWN.join(", ")
+                known().collect::<Vec<_>>().join(", ")
             ))),
         }
     }
@@ -117,8 +139,12 @@ impl fmt::Debug for Env {
     }
 }
 
+fn known() -> impl Iterator<Item = &'static str> {
+    OF_FLAGS.into_iter().chain(ALONE)
+}
+
 fn nearest(name: &str) -> &'static str {
-    KNOWN.into_iter().min_by_key(|known| edit_distance(name, known)).expect("the list is not empty")
+    known().min_by_key(|known| edit_distance(name, known)).expect("the list is not empty")
 }
 
 /// Levenshtein's distance in bytes.
@@ -174,6 +200,15 @@ mod tests {
         assert_eq!(env.parse::<u16>("TINDERBOX_PORT").unwrap(), None);
         let message = env.parse::<u16>("TINDERBOX_MAX_RANK").unwrap_err().message;
         assert!(message.starts_with("TINDERBOX_MAX_RANK=\"many\": "), "{message}");
+        let message = env.number::<u16>("TINDERBOX_MAX_RANK", "a whole number").unwrap_err().message;
+        assert_eq!(message, "TINDERBOX_MAX_RANK=\"many\": give a whole number");
+    }
+
+    #[test]
+    fn the_help_names_every_variable_that_is_no_flag() {
+        let text = help();
+        assert!(ALONE.iter().all(|name| text.contains(&format!("\n  {name}\n"))), "{text}");
+        assert!(!text.contains("TINDERBOX_PORT"), "{text}");
     }
 
     #[test]

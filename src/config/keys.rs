@@ -43,7 +43,7 @@ pub struct CreateArgs {
     pub owner: Option<AccountName>,
 
     /// The key ends by itself after so many seconds [default: never]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", value_parser = lifetime)]
     pub expires_in: Option<u32>,
 
     #[command(flatten)]
@@ -61,21 +61,21 @@ pub struct QuotaArgs {
     pub weight: Option<f64>,
 
     /// Training runs alive at once
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub max_runs: Option<u64>,
 
-    #[arg(long, value_name = "N", help = "Requests accepted in a minute")]
+    #[arg(long, value_name = "N", value_parser = number, help = "Requests accepted in a minute")]
     pub requests_per_minute: Option<u64>,
 
-    #[arg(long, value_name = "N", help = "Tokens trained on and sampled in a minute")]
+    #[arg(long, value_name = "N", value_parser = number, help = "Tokens trained on and sampled in a minute")]
     pub tokens_per_minute: Option<u64>,
 
     /// Requests waiting or running at once
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub pending_requests: Option<u64>,
 
     /// Checkpoints on disk, in bytes
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = number)]
     pub disk_bytes: Option<u64>,
 }
 
@@ -95,7 +95,7 @@ pub struct RotateArgs {
     pub name: KeyName,
 
     /// The old secret goes on working for so long, so that clients can be changed over [default: 0]
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value_t = 0, hide_default_value = true)]
     pub keep_old_for: u32,
 
     #[command(flatten)]
@@ -150,6 +150,19 @@ fn weight(s: &str) -> Result<f64> {
     number.ok_or_else(|| Error::user("a weight lies between 0.001 and 1000"))
 }
 
+fn number(s: &str) -> Result<u64> {
+    s.parse().map_err(|_| Error::user("give a whole number"))
+}
+
+fn seconds(s: &str) -> Result<u32> {
+    s.parse().map_err(|_| Error::user(format!("give a whole number of seconds from 0 to {}", u32::MAX)))
+}
+
+fn lifetime(s: &str) -> Result<u32> {
+    let number = s.parse().ok().filter(|n| *n >= 1);
+    number.ok_or_else(|| Error::user(format!("give a whole number of seconds from 1 to {}", u32::MAX)))
+}
+
 /// Hides the database's password.
 impl std::fmt::Debug for PlaceArgs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -196,6 +209,18 @@ mod tests {
         for weight in ["0", "-1", "NaN", "inf", "1001", "x"] {
             let message = parse(&format!("create --name a --weight={weight}")).unwrap_err().to_string();
             assert!(message.contains("0.001 and 1000"), "{message}");
+        }
+        for (line, wanted) in [
+            ("create --name a --max-runs many", "'many' for '--max-runs <N>': give a whole number"),
+            (
+                "create --name a --expires-in 1d",
+                "'1d' for '--expires-in <SECONDS>': give a whole number of seconds from 1",
+            ),
+            ("create --name a --expires-in 0", "give a whole number of seconds from 1"),
+            ("rotate a --keep-old-for 1h", "give a whole number of seconds from 0"),
+        ] {
+            let message = parse(line).unwrap_err().to_string();
+            assert!(message.contains(wanted), "{message}");
         }
         assert!(parse("create").is_err());
     }

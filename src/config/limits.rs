@@ -91,19 +91,28 @@ impl Limits {
 }
 
 fn count(env: &Env, name: &'static str, default: usize, range: RangeInclusive<usize>) -> Result<usize> {
-    ranged(name, env.parse(name)?.unwrap_or(default), range)
+    ranged(name, whole(env, name, "", &range)?.unwrap_or(default), range)
 }
 
 fn seconds(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<Duration> {
-    ranged(name, env.parse(name)?.unwrap_or(default), range).map(Duration::from_secs)
+    ranged(name, whole(env, name, " of seconds", &range)?.unwrap_or(default), range).map(Duration::from_secs)
 }
 
 fn days(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<Duration> {
-    ranged(name, env.parse(name)?.unwrap_or(default), range).map(|n| Duration::from_secs(n * 24 * 3600))
+    let days = ranged(name, whole(env, name, " of days", &range)?.unwrap_or(default), range)?;
+    Ok(Duration::from_secs(days * 24 * 3600))
 }
 
 fn bytes(env: &Env, name: &'static str, default: u64) -> Result<u64> {
     Ok(optional_bytes(env, name)?.unwrap_or(default))
+}
+
+/// A whole number `of` something, as " of seconds".
+pub(super) fn whole<T>(env: &Env, name: &'static str, of: &str, range: &RangeInclusive<T>) -> Result<Option<T>>
+where
+    T: FromStr + std::fmt::Display,
+{
+    env.number(name, format_args!("a whole number{of} from {} to {}", range.start(), range.end()))
 }
 
 /// At least 1 MiB: a limit below it would refuse ordinary requests.
@@ -155,6 +164,17 @@ mod tests {
                 limits("TINDERBOX_KV_CACHE_BYTES", value).unwrap(),
                 Limits { kv_cache_bytes: Some(bytes), ..default.clone() }
             );
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_is_told_what_is_wanted() {
+        for (name, value, wanted) in [
+            ("TINDERBOX_PASS_TOKENS", "many", "a whole number from 64 to 16777216"),
+            ("TINDERBOX_SESSION_TIMEOUT", "1d", "a whole number of seconds from 60 to 31536000"),
+            ("TINDERBOX_AUDIT_DAYS", "-1", "a whole number of days from 1 to 3650"),
+        ] {
+            assert_eq!(limits(name, value).unwrap_err().message, format!("{name}={value:?}: give {wanted}"));
         }
     }
 

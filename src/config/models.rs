@@ -94,8 +94,11 @@ fn check_name(text: &str, name: &str) -> Result<()> {
         "" => bad("is empty"),
         _ if name.len() > 255 => bad("is longer than 255 bytes"),
         _ if name.chars().any(|c| c.is_control() || c.is_whitespace()) => bad("holds white space"),
-        // `NAME:full` is how a full fine-tuning of NAME is asked for.
-        _ if name.ends_with(":full") => bad("may not end in :full"),
+        // What follows a colon says how a model is used: clients cut a name there to find its tokenizer.
+        _ if name.contains(':') => bad(
+            "holds a colon: clients cut names at the first one, and NAME:full asks for NAME with every weight trained; \
+             give another name, as NAME=DIR",
+        ),
         _ => Ok(()),
     }
 }
@@ -136,8 +139,14 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        for wrong in ["=org/name", "a b=org/name", "a:full=org/name"] {
-            assert!(model(wrong).unwrap_err().message.contains("the name"), "{wrong}");
+        for (wrong, why) in [
+            ("=org/name", "the name \"\" is empty"),
+            ("a b=org/name", "the name \"a b\" holds white space"),
+            ("a:full=org/name", "the name \"a:full\" holds a colon: clients cut names at the first one"),
+            ("v:1=org/name", "the name \"v:1\" holds a colon"),
+        ] {
+            let message = model(wrong).unwrap_err().message;
+            assert!(message.contains(why), "{message}");
         }
         let twice = from_args(vec!["a=org/x".into(), "a=org/y".into()], &Env::for_testing(&[]));
         assert!(twice.unwrap_err().message.contains("\"a\" is given twice"));

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::env::Env;
-use super::limits::{optional_bytes, ranged};
+use super::limits::{optional_bytes, ranged, whole};
 use crate::error::Result;
 
 /// `None` = as the server's default says; a default that is `None` = no limit.
@@ -45,7 +45,8 @@ impl Default for Quotas {
 impl Quotas {
     /// The defaults of accounts that have none of their own. Errors are the user's and name variable, value and range.
     pub fn from_env(env: &Env) -> Result<Self> {
-        let count = |name| env.parse::<u64>(name)?.map(|n| ranged(name, n, 1..=1 << 50)).transpose();
+        let range = 1..=1 << 50;
+        let count = |name| whole(env, name, "", &range)?.map(|n| ranged(name, n, range.clone())).transpose();
         Ok(Self {
             max_runs: count("TINDERBOX_QUOTA_MAX_RUNS")?,
             requests_per_minute: count("TINDERBOX_QUOTA_REQUESTS_PER_MINUTE")?,

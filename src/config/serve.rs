@@ -20,7 +20,7 @@ pub struct ServeArgs {
     pub host: Option<String>,
 
     /// Port to listen on; 0 takes a free one [default: 8000] [env: TINDERBOX_PORT]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = super::bind::port)]
     pub port: Option<u16>,
 
     /// Where checkpoints and the embedded database live [default: `tinderbox` in the user's data directory]
@@ -101,6 +101,9 @@ mod tests {
         let message = parse("--device gpu").unwrap_err().to_string();
         assert!(message.contains("cuda:N"), "{message}");
         assert!(parse("--dtype f16").unwrap_err().to_string().contains("bf16"));
-        assert!(parse("--port 70000").is_err());
+        for port in ["70000", "abc", "-1"] {
+            let message = parse(&format!("--port={port}")).unwrap_err().to_string();
+            assert!(message.contains(&format!("'{port}'")) && message.contains("from 0 to 65535"), "{message}");
+        }
     }
 }
