@@ -1,11 +1,15 @@
 //! Connects to the database of a URL and brings its tables up to date.
 
+use std::io::ErrorKind;
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
 use sqlx::migrate::{MigrateError, Migrator};
-use sqlx::{AnyConnection, AnyPool};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection};
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
@@ -52,9 +56,63 @@ async fn prepare_sqlite(connection: &mut AnyConnection) -> std::result::Result<(
     Ok(())
 }
 
+/// How long a database may take to come up, and how often it is asked.
+const PATIENCE: Duration = Duration::from_secs(10);
+const BETWEEN: Duration = Duration::from_millis(250);
+
 async fn open_postgres(url: &str) -> Result<AnyPool> {
-    let pool = AnyPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(10)).connect(url);
-    Ok(pool.await?)
+    reach(url, PATIENCE).await?;
+    Ok(AnyPoolOptions::new().max_connections(16).acquire_timeout(PATIENCE).connect(url).await?)
+}
+
+/// One connection, as a pool's error hides why it got none. A database that is just starting is waited for, not in
+/// silence.
+async fn reach(url: &str, patience: Duration) -> Result<()> {
+    let options = PgConnectOptions::from_str(url)?;
+    let place = match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    };
+    let deadline = Instant::now() + patience;
+    let mut told = false;
+    loop {
+        let answer = tokio::time::timeout_at(deadline, options.connect()).await;
+        let Ok(connected) = answer else {
+            return Err(Error::server(format!("cannot connect to {place}: no answer in {} s", patience.as_secs())));
+        };
+        let e = match connected {
+            Ok(connection) => return Ok(connection.close().await?),
+            Err(e) => e,
+        };
+        let why = format!("cannot connect to {place}: {}", reason(&e));
+        if !is_starting(&e) || Instant::now() + BETWEEN >= deadline {
+            return Err(Error::server(why));
+        }
+        if !told {
+            tracing::warn!("{why}; trying again for {} s", patience.as_secs());
+            told = true;
+        }
+        tokio::time::sleep(BETWEEN).await;
+    }
+}
+
+/// What a database answers while it comes up, or while it gets rid of connections that were not closed.
+fn is_starting(e: &sqlx::Error) -> bool {
+    match e {
+        sqlx::Error::Io(e) => e.kind() == ErrorKind::ConnectionRefused,
+        // cannot_connect_now, too_many_connections
+        sqlx::Error::Database(e) => matches!(e.code().as_deref(), Some("57P03" | "53300")),
+        _ => false,
+    }
+}
+
+fn reason(e: &sqlx::Error) -> String {
+    match e {
+        sqlx::Error::Io(e) if e.kind() == ErrorKind::ConnectionRefused => e.kind().to_string(),
+        sqlx::Error::Io(e) => e.to_string(),
+        sqlx::Error::Database(e) => e.message().to_owned(),
+        e => e.to_string(),
+    }
 }
 
 async fn migrate(pool: &AnyPool) -> Result<()> {
@@ -89,6 +147,21 @@ fn percent_decoded(text: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_database_that_is_not_there_is_named_with_the_cause() {
+        // Free again, so that whoever connects is refused.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let url = format!("postgres://u:s3cret@127.0.0.1:{port}/db");
+        let message = reach(&url, Duration::from_millis(300)).await.unwrap_err().message;
+        assert_eq!(message, format!("cannot connect to 127.0.0.1:{port}: connection refused"));
+        // Listening, but silent.
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let place = silent.local_addr().unwrap();
+        let message =
+            reach(&format!("postgres://u:s3cret@{place}/db"), Duration::from_secs(1)).await.unwrap_err().message;
+        assert_eq!(message, format!("cannot connect to {place}: no answer in 1 s"));
+    }
 
     #[test]
     fn paths_are_decoded() {
