@@ -11,26 +11,34 @@ use crate::config::auth::{PREFIX, sha256};
 use crate::config::env::Env;
 use crate::config::keys::{CreateArgs, KeyCommand, PlaceArgs, RevokeArgs, RotateArgs};
 use crate::config::quotas::Quotas;
-use crate::config::store::{Store as Place, redacted};
+use crate::config::store::Store as Place;
 use crate::ids::OwnerId;
 use crate::store::Store;
 use crate::store::keys::{KeyRow, NewKey};
 
-/// Does what was asked. Secrets and lists go to `out`, all else to stderr.
-pub fn run(command: KeyCommand, env: &Env, out: &mut impl Write) -> anyhow::Result<()> {
+/// Where a command writes: secrets and lists to `out`, so that a script can take them; all else to `err`.
+pub struct Streams<'a> {
+    pub out: &'a mut dyn Write,
+    pub err: &'a mut dyn Write,
+}
+
+/// Does what was asked, and says in which database.
+pub fn run(command: KeyCommand, env: &Env, streams: Streams) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match command {
-            KeyCommand::Create(args) => create(args, env, out).await,
-            KeyCommand::List(place) => list(place, env, out).await,
-            KeyCommand::Revoke(args) => revoke(args, env).await,
-            KeyCommand::Rotate(args) => rotate(args, env, out).await,
+            KeyCommand::Create(args) => create(args, env, streams).await,
+            KeyCommand::List(place) => list(place, env, streams).await,
+            KeyCommand::Revoke(args) => revoke(args, env, streams).await,
+            KeyCommand::Rotate(args) => rotate(args, env, streams).await,
         }
     })
 }
 
-async fn create(args: CreateArgs, env: &Env, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = Store::open(&place(args.place, env)?.url).await?;
+async fn create(args: CreateArgs, env: &Env, mut streams: Streams<'_>) -> anyhow::Result<()> {
+    let place = place(args.place, env)?;
+    streams.names(&place)?;
+    let store = Store::open(&place.url).await?;
     let secret = secret()?;
     let owner = args.owner.map_or_else(|| uuid::Uuid::new_v4().simple().to_string(), |owner| owner.0);
     let expires_at = args.expires_in.map(|s| Utc::now() + TimeDelta::seconds(s.into()));
@@ -38,27 +46,31 @@ async fn create(args: CreateArgs, env: &Env, out: &mut impl Write) -> anyhow::Re
     let key = NewKey { name: args.name.0, owner: OwnerId(owner), hash: sha256(&secret), expires_at, quotas };
     let row = store.insert_key(key).await?;
     noted(&store, &row, "key_created", json!({})).await?;
-    shown(&row, &secret, out)
+    streams.shows(&row, &secret)
 }
 
-async fn list(place: PlaceArgs, env: &Env, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = existing(place, env).await?;
+async fn list(args: PlaceArgs, env: &Env, mut streams: Streams<'_>) -> anyhow::Result<()> {
+    let place = place(args, env)?;
+    let store = existing(&place, &mut streams).await?;
     let now = Utc::now();
     let head = ["ID", "NAME", "ACCOUNT", "STATE", "CREATED", "LAST USED", "QUOTAS"].map(str::to_owned);
     let rows: Vec<[String; 7]> = store.keys().await?.iter().map(|key| columns(key, now)).collect();
     store.close().await;
+    if rows.is_empty() {
+        streams.tells(format_args!("no keys in {}", place.database()))?;
+    }
     let all = || std::iter::once(&head).chain(&rows);
     let width = |column: usize| all().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: [usize; 7] = std::array::from_fn(width);
     for row in all() {
         let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        writeln!(out, "{}", cells.join("  ").trim_end())?;
+        writeln!(streams.out, "{}", cells.join("  ").trim_end())?;
     }
     Ok(())
 }
 
-async fn revoke(args: RevokeArgs, env: &Env) -> anyhow::Result<()> {
-    let store = existing(args.place, env).await?;
+async fn revoke(args: RevokeArgs, env: &Env, mut streams: Streams<'_>) -> anyhow::Result<()> {
+    let store = existing(&place(args.place, env)?, &mut streams).await?;
     let now = Utc::now();
     let meant = |key: &KeyRow| key.name == args.key || key.id.to_string() == args.key;
     let keys: Vec<KeyRow> = store.keys().await?.into_iter().filter(|k| meant(k) && k.ended(now).is_none()).collect();
@@ -69,21 +81,22 @@ async fn revoke(args: RevokeArgs, env: &Env) -> anyhow::Result<()> {
     store.revoke_keys(&ids, now).await?;
     for key in &keys {
         noted(&store, key, "key_revoked", json!({ "by": "command" })).await?;
-        told(format_args!("key {:?} (id {}) is revoked; a running server refuses it within 2 s", key.name, key.id))?;
+        let (name, id) = (&key.name, key.id);
+        streams.tells(format_args!("key {name:?} (id {id}) is revoked; a running server refuses it within 2 s"))?;
     }
     store.close().await;
     Ok(())
 }
 
-async fn rotate(args: RotateArgs, env: &Env, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = existing(args.place, env).await?;
+async fn rotate(args: RotateArgs, env: &Env, mut streams: Streams<'_>) -> anyhow::Result<()> {
+    let store = existing(&place(args.place, env)?, &mut streams).await?;
     let secret = secret()?;
     let old_ends = Utc::now() + TimeDelta::seconds(args.keep_old_for.into());
     let row = store.rotate_key(&args.name.0, sha256(&secret), old_ends).await?;
     noted(&store, &row, "key_rotated", json!({ "old_ends": time(old_ends) })).await?;
-    told(format_args!("the old secret of {:?} ends {}", row.name, time(old_ends)))?;
+    streams.tells(format_args!("the old secret of {:?} ends {}", row.name, time(old_ends)))?;
     store.close().await;
-    shown(&row, &secret, out)
+    streams.shows(&row, &secret)
 }
 
 /// 256 bits of the system's randomness: a plain hash of them cannot be turned back.
@@ -100,17 +113,24 @@ async fn noted(store: &Store, row: &KeyRow, event: &str, mut details: Value) -> 
     Ok(store.write_noted().await?)
 }
 
-fn shown(row: &KeyRow, secret: &str, out: &mut impl Write) -> anyhow::Result<()> {
-    writeln!(out, "{secret}")?;
-    told(format_args!(
-        "key {:?} (id {}) of account {}: shown this once, so keep it. Clients send it as TINKER_API_KEY; a running \
-         server accepts it within 2 s.",
-        row.name, row.id, row.owner
-    ))
-}
+impl Streams<'_> {
+    fn tells(&mut self, text: impl std::fmt::Display) -> anyhow::Result<()> {
+        Ok(writeln!(self.err, "{text}")?)
+    }
 
-fn told(text: impl std::fmt::Display) -> anyhow::Result<()> {
-    Ok(writeln!(std::io::stderr(), "{text}")?)
+    /// Before anything else, so that a forgotten --data-dir is noticed also when the rest fails.
+    fn names(&mut self, place: &Place) -> anyhow::Result<()> {
+        self.tells(format_args!("database: {}", place.database()))
+    }
+
+    fn shows(&mut self, row: &KeyRow, secret: &str) -> anyhow::Result<()> {
+        writeln!(self.out, "{secret}")?;
+        self.tells(format_args!(
+            "key {:?} (id {}) of account {}: shown this once, so keep it. Clients send it as TINKER_API_KEY; a running \
+             server accepts it within 2 s.",
+            row.name, row.id, row.owner
+        ))
+    }
 }
 
 fn place(args: PlaceArgs, env: &Env) -> anyhow::Result<Place> {
@@ -118,14 +138,13 @@ fn place(args: PlaceArgs, env: &Env) -> anyhow::Result<Place> {
 }
 
 /// The database, which a mistyped directory must not create.
-async fn existing(args: PlaceArgs, env: &Env) -> anyhow::Result<Store> {
-    let place = place(args, env)?;
-    let own = place == Place::in_dir(&place.data_dir);
+async fn existing(place: &Place, streams: &mut Streams<'_>) -> anyhow::Result<Store> {
+    streams.names(place)?;
+    let own = *place == Place::in_dir(&place.data_dir);
     if own && !place.data_dir.join("tinderbox.db").exists() {
         bail!("{} holds no database; is it the server's --data-dir?", place.data_dir.display());
     }
-    let context = || format!("the keys in {}", redacted(&place.url));
-    Store::open(&place.url).await.with_context(context)
+    Ok(Store::open(&place.url).await?)
 }
 
 fn columns(key: &KeyRow, now: DateTime<Utc>) -> [String; 7] {
@@ -163,12 +182,17 @@ mod tests {
     use std::path::Path;
 
     fn key(dir: &Path, line: &str) -> anyhow::Result<String> {
+        said(dir, line, &[]).map(|(out, _)| out)
+    }
+
+    /// What a command writes to each stream.
+    fn said(dir: &Path, line: &str, env: &[(&str, &str)]) -> anyhow::Result<(String, String)> {
         let command = KeyCommand::augment_subcommands(clap::Command::new("key"));
         let words = ["key"].into_iter().chain(line.split_whitespace()).chain(["--data-dir", dir.to_str().unwrap()]);
         let command = KeyCommand::from_arg_matches(&command.try_get_matches_from(words)?)?;
-        let mut out = Vec::new();
-        run(command, &Env::for_testing(&[]), &mut out)?;
-        Ok(String::from_utf8(out)?)
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        run(command, &Env::for_testing(env), Streams { out: &mut out, err: &mut err })?;
+        Ok((String::from_utf8(out)?, String::from_utf8(err)?))
     }
 
     /// Id, name, account and state of each listed key.
@@ -205,6 +229,25 @@ mod tests {
         }
         key(&dir, "create --name ann").unwrap();
         assert!(key(&dir, "create --name ann").unwrap_err().to_string().contains("exists"));
+    }
+
+    #[test]
+    fn every_command_names_its_database_and_scripts_get_the_key_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = dir.path().join("tinderbox.db");
+        let first = format!("database: {}\n", database.display());
+        std::fs::write(&database, "").unwrap();
+        let (out, err) = said(dir.path(), "list", &[]).unwrap();
+        assert_eq!((out.lines().count(), err), (1, format!("{first}no keys in {}\n", database.display())));
+        for line in ["create --name ann", "rotate ann", "list", "revoke ann"] {
+            let (out, err) = said(dir.path(), line, &[]).unwrap();
+            assert!(err.starts_with(&first) && !out.contains("database"), "{line}: {err}");
+            assert!(!err.contains("no keys"), "{line}: {err}");
+        }
+        let other = format!("sqlite:{}?mode=rwc", dir.path().join("other.db").display());
+        let (out, err) = said(dir.path(), "create --name bob", &[("DATABASE_URL", &other)]).unwrap();
+        assert_eq!(err.lines().next(), Some(&*format!("database: {}", other.trim_end_matches("?mode=rwc"))));
+        assert_eq!((out.lines().count(), out.len()), (1, 69), "{out}");
     }
 
     #[test]

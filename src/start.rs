@@ -43,7 +43,8 @@ pub fn key(command: KeyCommand) -> anyhow::Result<()> {
     log("warn");
     // The database may be made here.
     server::private::keep_files_private();
-    keys::run(command, &Env::from_process()?, &mut std::io::stdout())
+    let streams = keys::Streams { out: &mut std::io::stdout(), err: &mut std::io::stderr() };
+    keys::run(command, &Env::from_process()?, streams)
 }
 
 /// `tinderbox demo`: a server in a folder of its own, and the two loops against it.

@@ -7,6 +7,9 @@ use super::env::Env;
 use super::given;
 use crate::error::{Error, Result};
 
+/// The embedded database's file in the data directory.
+const FILE: &str = "tinderbox.db";
+
 #[derive(Clone, PartialEq, Eq)]
 pub struct Store {
     /// `sqlite:…` or `postgres://…`; may hold a password.
@@ -32,9 +35,18 @@ impl Store {
         }
     }
 
+    /// The database as messages name it: the path of the data directory's own file, or the address without password
+    /// and options.
+    pub fn database(&self) -> String {
+        match *self == Self::in_dir(&self.data_dir) {
+            true => self.data_dir.join(FILE).display().to_string(),
+            false => redacted(&self.url),
+        }
+    }
+
     /// The embedded default: an SQLite file in the data directory.
     pub fn in_dir(data_dir: &Path) -> Self {
-        Self { url: sqlite_url(&data_dir.join("tinderbox.db")), data_dir: data_dir.into() }
+        Self { url: sqlite_url(&data_dir.join(FILE)), data_dir: data_dir.into() }
     }
 }
 
@@ -127,6 +139,15 @@ mod tests {
         assert_eq!(store(&[home, common, ("TINDERBOX_DATABASE_URL", "sqlite:own.db")]).unwrap().url, "sqlite:own.db");
         let message = store(&[home, ("DATABASE_URL", "mysql://u:secret@db/x")]).unwrap_err().message;
         assert!(message.contains("\"mysql\"") && !message.contains("secret"), "{message}");
+    }
+
+    #[test]
+    fn the_database_is_named_as_a_path_or_without_its_password() {
+        let env = Env::for_testing(&[]);
+        let named = |url: Option<&str>| Store::new(Some("/a b".into()), url.map(Into::into), &env).unwrap().database();
+        assert_eq!(named(None), "/a b/tinderbox.db");
+        assert_eq!(named(Some("postgres://u:s3cret@h:5432/db?x=s3cret")), "postgres://u@h:5432/db");
+        assert_eq!(named(Some("sqlite:other.db?mode=rw")), "sqlite:other.db");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::engine::train;
 use crate::engine::weights;
 use crate::error::Error;
 use crate::ids::{ModelId, OwnerId};
+use crate::kernels;
 use crate::model::decoder::Budget;
 use crate::scheduler::{Pass, Scheduler, Shares, Use, Work};
 
@@ -72,8 +73,8 @@ impl Engine {
     /// What it runs on and how much memory it gives to what, for the log.
     pub fn describe(&self) -> String {
         format!(
-            "device {:?}; training passes may hold {} MiB of activations, runs {} MiB, sequences {} MiB of keys and values",
-            self.models.device,
+            "device {}; training passes may hold {} MiB of activations, runs {} MiB, sequences {} MiB of keys and values",
+            kernels::describe(&self.models.device),
             self.budget.activations >> 18,
             self.models.run_bytes >> 20,
             self.sampler.kv_values() >> 18

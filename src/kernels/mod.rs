@@ -207,6 +207,15 @@ pub fn for_device(device: &Device) -> &'static dyn Kernels {
     &Reference
 }
 
+/// What computes, for the log: the CPU with the instructions its kernels use, or Burn's name of the device.
+pub fn describe(device: &Device) -> String {
+    #[cfg(feature = "flex")]
+    if *device == Device::flex() {
+        return format!("cpu ({})", cpu::simd::isa());
+    }
+    format!("{device:?}")
+}
+
 /// Uploads row-major host values.
 pub fn upload(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Mat {
     Tensor::from_data(TensorData::new(values, shape), device)

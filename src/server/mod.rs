@@ -7,9 +7,9 @@ mod sweep;
 mod upkeep;
 
 use std::future::Future;
+use std::io::ErrorKind;
 use std::time::Duration;
 
-use anyhow::Context;
 use chrono::Utc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -28,8 +28,17 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Takes the port. Errors name the address.
 pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
     let address = config.bind.address();
-    let context = || format!("cannot listen on {address}; --port takes another port, 0 a free one");
-    TcpListener::bind(&address).await.with_context(context)
+    TcpListener::bind(&address).await.map_err(|e| {
+        let why = match e.kind() {
+            ErrorKind::AddrNotAvailable => {
+                let host = &config.bind.host;
+                format!("; {host} is no address of this machine: --host takes one that is, 0.0.0.0 stands for all")
+            }
+            ErrorKind::AddrInUse | ErrorKind::PermissionDenied => "; --port takes another port, 0 a free one".into(),
+            _ => String::new(),
+        };
+        anyhow::Error::new(e).context(format!("cannot listen on {address}{why}"))
+    })
 }
 
 /// Beyond this machine a server needs a key, from a flag or in its database.
@@ -55,6 +64,7 @@ pub async fn run(
     let store = Store::open(&config.store.url).await?;
     let links = Links::open(&config.store.data_dir)?;
     let address = listener.local_addr()?;
+    let database = config.store.database();
     let app = App::new(config, engine.clone(), store.clone(), links);
     sweep::orphans(&app.checkpoints_dir(), &store).await?;
     upkeep::refresh_keys(&app).await?;
@@ -62,7 +72,8 @@ pub async fn run(
     let sweeper = tokio::spawn(sweep::forever(app.clone()));
     let app_at_end = app.clone();
     let models: Vec<&str> = engine.models().iter().map(|m| m.name.as_str()).collect();
-    tracing::info!(models = models.join(", "), keys = app.keys().usable(Utc::now()), "ready on http://{address}");
+    let keys = app.keys().usable(Utc::now());
+    tracing::info!(models = models.join(", "), keys, database, "ready on http://{address}");
 
     let (stop, mut stopping) = watch::channel(false);
     let upkeep = tokio::spawn(upkeep::until(app.clone(), stopping.clone()));
@@ -121,4 +132,26 @@ pub async fn signalled() {
     }
     #[cfg(not(unix))]
     interrupt.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refusal(host: &str, port: u16) -> String {
+        let mut config = Config::for_testing(std::path::Path::new("unused"));
+        (config.bind.host, config.bind.port) = (host.into(), port);
+        format!("{:#}", bind(&config).await.unwrap_err())
+    }
+
+    #[tokio::test]
+    async fn a_port_is_blamed_only_for_being_taken() {
+        let holder = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let taken = holder.local_addr().unwrap().port();
+        let text = refusal("127.0.0.1", taken).await;
+        assert!(text.starts_with(&format!("cannot listen on 127.0.0.1:{taken}; --port takes another port")), "{text}");
+        // Of a block that is for documentation alone (RFC 5737).
+        let text = refusal("192.0.2.1", 0).await;
+        assert!(text.contains("192.0.2.1 is no address of this machine") && !text.contains("--port"), "{text}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Vector registers behind one trait, and the choice of instruction set at run time.
 
+use std::fmt;
 use std::sync::OnceLock;
 
 /// The instruction sets the CPU kernels are compiled for.
@@ -11,6 +12,18 @@ pub enum Isa {
     Avx2,
     /// Whatever the compilation target guarantees; eight lanes that LLVM maps to what there is.
     Portable,
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "AVX2",
+            Self::Portable => "portable instructions",
+        })
+    }
 }
 
 /// The best set this machine has. Fixed for the life of the process, so that results are too.
