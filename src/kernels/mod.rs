@@ -225,3 +225,15 @@ pub fn upload(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Mat {
 pub fn download(x: Mat) -> Vec<f32> {
     x.into_data().convert::<f32>().try_into_vec().expect("a matrix holds f32")
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_is_named_with_its_instructions() {
+        let text = describe(&Device::flex());
+        let known = ["cpu (AVX-512)", "cpu (AVX2)", "cpu (portable instructions)"];
+        assert!(known.contains(&text.as_str()), "{text}");
+    }
+}
