@@ -28,11 +28,16 @@ pub fn tokens(command: &Command) -> u64 {
 }
 
 /// Tokens that the command asks to be generated, at most.
-pub fn reserved(command: &Command) -> u64 {
+fn reserved(command: &Command) -> u64 {
     match command {
         Command::Sample { request, .. } => request.num_samples.saturating_mul(request.params.max_tokens) as u64,
         Command::Run { .. } => 0,
     }
+}
+
+/// What the command takes of its account's tokens per minute until its outcome is there.
+pub fn rate_tokens(command: &Command) -> u64 {
+    tokens(command).saturating_add(reserved(command))
 }
 
 impl Tally {
@@ -171,6 +176,6 @@ mod tests {
         let counters = tally.with(&Outcome::Sampled(output));
         let expected =
             Counters { prefill_tokens: 5, cached_prefill_tokens: 10, sampled_tokens: 12, ..Counters::default() };
-        assert_eq!((counters, tokens(&command)), (expected, 5));
+        assert_eq!((counters, rate_tokens(&command)), (expected, 5 + 27));
     }
 }

@@ -9,7 +9,7 @@ use tinderbox_client::types::sampling::{
     JoinSamplingSessionResponse, SampleRequest,
 };
 
-use crate::accounts::tally::{reserved, tokens};
+use crate::accounts::tally::rate_tokens;
 use crate::command::{Command, Origin, SampleSource};
 use crate::error::{Error, Result};
 use crate::futures::admission::size_bytes;
@@ -146,16 +146,17 @@ pub async fn asample(
     let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };
     let command = Command::Sample { origin, request: checked.request };
     permit.grow(size_bytes(&command))?;
-    let (tokens, reserved) = (tokens(&command), reserved(&command));
-    app.futures().pace().admit(&owner, tokens + reserved)?;
+    let tokens = rate_tokens(&command);
+    app.futures().pace().admit(&owner, 1, tokens)?;
     let completion = Completion::Sample { targets: checked.targets, path };
     let request =
         Request { id: promise, owner: owner.clone(), key, meaning, command, completion, permit: Some(permit) };
-    let issued = app.futures().issue(request)?;
-    if !issued.new {
-        // The same request came twice at once: the other one pays.
-        app.futures().pace().settle(&owner, tokens + reserved, 0);
+    let issued = app.futures().issue(request);
+    if !issued.as_ref().is_ok_and(|issued| issued.new) {
+        // Its number went to another request meanwhile, or the same one came twice at once: that one pays.
+        app.futures().pace().take_back(&owner, tokens);
     }
+    let issued = issued?;
     // A session that ended meanwhile did not see this request yet.
     if issued.new && app.has_ended(&row.session).await? {
         app.engine().cancel(issued.id.clone());
@@ -197,6 +198,7 @@ pub(super) async fn weights(
 mod tests {
     use super::*;
     use crate::api::testing::{self, owner};
+    use crate::config::quotas::Quotas;
     use crate::ids::ModelId;
     use crate::store;
     use crate::store::checkpoints::CheckpointRow;
@@ -233,6 +235,36 @@ mod tests {
         app.store().delete_checkpoint(&first.path).await.unwrap();
         assert_eq!(source().await, first_files, "deleted, but still sampled from");
         assert!(create().await.is_ok(), "also when the path is gone");
+    }
+
+    #[tokio::test]
+    async fn of_the_same_request_twice_at_once_one_is_paid_for() {
+        let (app, _engine) = testing::app().await;
+        app.futures()
+            .accounts()
+            .set(owner(), Quotas { requests_per_minute: Some(10), tokens_per_minute: Some(100), ..Quotas::default() });
+        let session = testing::session(&app, Utc::now()).await.id;
+        // Another's checkpoint is looked up between the search for a promise and its making.
+        let row =
+            CheckpointRow { public: true, ..store::testing::checkpoint("tinker://other:train:0/weights/a", "other") };
+        app.store().put_checkpoint(&row).await.unwrap();
+        let source = SamplerSource::Checkpoint { path: row.path, dir: row.dir };
+        let sampler = store::testing::sampler(&session.0, 0, &owner().0, source);
+        app.store().insert_sampler(&sampler).await.unwrap();
+        let ask = |max_tokens: u32| {
+            let request = serde_json::from_value(serde_json::json!({
+                "sampling_session_id": sampler.id.0, "seq_id": 0, "num_samples": 1,
+                "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+                "sampling_params": {"max_tokens": max_tokens},
+            }));
+            let permit = app.futures().admission().enter(&owner()).unwrap();
+            asample(State(app.clone()), Owner(owner()), WorkBody(request.unwrap(), permit))
+        };
+        let (first, again, other) = tokio::join!(ask(3), ask(3), ask(4));
+        assert_eq!(first.unwrap().request_id, again.unwrap().request_id);
+        assert_eq!(other.unwrap_err().status(), axum::http::StatusCode::BAD_REQUEST, "the number is taken");
+        let used = app.futures().pace().used(&owner());
+        assert_eq!((used.requests, used.tokens), (Some(1), Some(5)));
     }
 
     #[tokio::test]

@@ -30,7 +30,7 @@ pub async fn create(
     bounded("tags", &r.tags)?;
     bounded("user_metadata", &r.user_metadata)?;
     bounded("sdk_version, project_id and display_name", &(&r.sdk_version, &r.project_id, &r.display_name))?;
-    app.futures().pace().admit(&owner, 0)?;
+    app.futures().pace().admit(&owner, 1, 0)?;
     let now = Utc::now();
     let row = SessionRow {
         id: SessionId::random(),

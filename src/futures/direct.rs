@@ -1,11 +1,12 @@
 //! Samples that go to the engine without a promise, such as ones that are followed token by token: their quotas, and
 //! what they took.
 
-use crate::accounts::tally::{Tally, reserved, tokens};
+use crate::accounts::tally::{Tally, rate_tokens};
 use crate::accounts::usage::Work;
 use crate::command::Command;
 use crate::engine::handle::Reply;
 use crate::engine::meter::Consumer;
+use crate::ids::OwnerId;
 use crate::store::usage::Counters;
 
 use super::Futures;
@@ -13,11 +14,22 @@ use super::admission::Full;
 use super::complete::done;
 
 impl Futures {
-    /// Takes a sample out of its account's rates. → the reply to give to the engine with it, which counts what it took
-    /// under `work` before it calls the one given here. The sample's session is named only if it is a sampler's.
-    pub fn admit_sample(&self, command: &Command, work: Work, reply: Reply) -> Result<Reply, Full> {
-        let Command::Sample { origin, .. } = command else { return Ok(reply) };
-        self.pace.admit(&origin.owner, tokens(command) + reserved(command))?;
+    /// Takes the samples of one request out of its account's rates, all of them or none: one that a refusal of the next
+    /// would cancel must not have been paid for.
+    pub fn admit_samples<'a>(
+        &self,
+        owner: &OwnerId,
+        samples: impl IntoIterator<Item = &'a Command>,
+    ) -> Result<(), Full> {
+        let add = |(n, sum): (u64, u64), sample| (n + 1, sum.saturating_add(rate_tokens(sample)));
+        let (requests, tokens) = samples.into_iter().fold((0, 0), add);
+        self.pace.admit(owner, requests, tokens)
+    }
+
+    /// → the reply to give to the engine with an admitted sample, which counts what it took under `work` before it calls
+    /// the one given here. The sample's session is named only if it is a sampler's.
+    pub fn counted(&self, command: &Command, work: Work, reply: Reply) -> Reply {
+        let Command::Sample { origin, .. } = command else { return reply };
         let consumer = Consumer::Sample(origin.promise.clone());
         let mut tally = Tally::of(command, None, &self.runs);
         if let Some(spender) = &mut tally.spender {
@@ -25,13 +37,13 @@ impl Futures {
             spender.work = work;
         }
         let mut count = Count { futures: self.clone(), consumer, tally, took: None };
-        Ok(Box::new(move |outcome| {
+        Box::new(move |outcome| {
             if let Ok(outcome) = &outcome {
                 count.took = Some(count.tally.with(outcome));
             }
             drop(count);
             reply(outcome);
-        }))
+        })
     }
 }
 
@@ -66,6 +78,11 @@ mod tests {
     use chrono::{DateTime, TimeDelta, Utc};
     use std::time::Duration;
 
+    fn ask(rig: &Rig, command: Command, work: Work, reply: Reply) -> Result<Reply, Full> {
+        rig.futures.admit_samples(&owner(), [&command])?;
+        Ok(rig.futures.counted(&command, work, reply))
+    }
+
     #[tokio::test]
     async fn a_dropped_reply_counts_the_devices_time() {
         let rig = Rig::new().await;
@@ -73,8 +90,7 @@ mod tests {
         let Command::Sample { origin, .. } = &command else { panic!("not a sample") };
         let consumer = Consumer::Sample(origin.promise.clone());
         rig.meter.spent(Duration::from_micros(7), vec![(consumer.clone(), 1)]);
-        let Ok(reply) = rig.futures.admit_sample(&command, Work::Other, Box::new(|_| ())) else { panic!("no quota") };
-        drop(reply);
+        drop(rig.futures.counted(&command, Work::Other, Box::new(|_| ())));
         assert_eq!(rig.meter.take(&consumer), Spent::default());
         rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
         let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
@@ -87,18 +103,18 @@ mod tests {
         let rig = Rig::new().await;
         rig.futures.accounts().set(owner(), Quotas { requests_per_minute: Some(2), ..Quotas::default() });
         let (tx, rx) = std::sync::mpsc::channel();
-        let ask = |work| {
+        let asked = |work| {
             let tx = tx.clone();
             let reply = Box::new(move |outcome: crate::error::Result<Outcome>| tx.send(outcome.is_ok()).unwrap());
-            rig.futures.admit_sample(&sample(owner(), 5, 1), work, reply)
+            ask(&rig, sample(owner(), 5, 1), work, reply)
         };
         let sampler = SamplerId("s:sample:0".into());
         let run = ModelId("r:train:0".into());
         for work in [Work::Run(run.clone()), Work::Sampler(sampler.clone())] {
-            let Ok(reply) = ask(work) else { panic!("there is room for two") };
+            let Ok(reply) = asked(work) else { panic!("there is room for two") };
             reply(Ok(Outcome::Sampled(SampleOutput::default())));
         }
-        assert!(ask(Work::Other).err().unwrap().why.contains("requests_per_minute: limit 2, used 2"));
+        assert!(asked(Work::Other).err().unwrap().why.contains("requests_per_minute: limit 2, used 2"));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [true, true]);
         rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
         let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
@@ -112,14 +128,14 @@ mod tests {
     async fn what_it_may_generate_counts_until_it_has_ended() {
         let rig = Rig::new().await;
         rig.futures.accounts().set(owner(), Quotas { tokens_per_minute: Some(30), ..Quotas::default() });
-        let ask = || rig.futures.admit_sample(&sample(owner(), 5, 2), Work::Other, Box::new(|_| ()));
+        let asked = || ask(&rig, sample(owner(), 5, 2), Work::Other, Box::new(|_| ()));
         let used = || rig.futures.pace().used(&owner()).tokens.unwrap();
-        let Ok(first) = ask() else { panic!("there is room for 5 + 2 * 9 tokens") };
+        let Ok(first) = asked() else { panic!("there is room for 5 + 2 * 9 tokens") };
         assert_eq!(used(), 23);
-        assert!(ask().err().unwrap().why.contains("limit 30, used 23 and this request takes 23"));
+        assert!(asked().err().unwrap().why.contains("limit 30, used 23 and this request takes 23"));
         first(Ok(Outcome::Sampled(SampleOutput::default())));
         assert_eq!(used(), 5, "nothing was generated");
-        let Ok(dropped) = ask() else { panic!("there is room again") };
+        let Ok(dropped) = asked() else { panic!("there is room again") };
         drop(dropped);
         assert_eq!(used(), 10);
     }

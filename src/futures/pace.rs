@@ -57,23 +57,37 @@ impl Pace {
         Self { accounts, owners: Arc::default(), start: Instant::now() }
     }
 
-    /// Takes a request of so many tokens out of the account's rates, or says when to send it again.
-    pub fn admit(&self, owner: &OwnerId, tokens: u64) -> Result<(), Full> {
+    /// Takes so many requests, of so many tokens together, out of the account's rates: all of them, or it says when to
+    /// send them again.
+    pub fn admit(&self, owner: &OwnerId, requests: u64, tokens: u64) -> Result<(), Full> {
         let quotas = self.accounts.quotas(owner);
         if !limited(&quotas) {
             return Ok(());
         }
         let (now, mut owners) = (self.now(), self.lock());
         let rates = entry(&mut owners, owner, &quotas, now);
-        match rates.missing(&quotas, tokens, now) {
+        match rates.missing(&quotas, requests, tokens, now) {
             None => {
-                rates.take(&quotas, tokens, now);
+                rates.take(&quotas, requests, tokens, now);
                 Ok(())
             }
             Some(missing) => Err(Full {
                 why: format!("{}; send this request again {}", missing.quota, missing.when()),
                 retry_after: Duration::try_from_secs_f64(missing.seconds).unwrap_or(Duration::MAX),
             }),
+        }
+    }
+
+    /// A request of so many tokens was admitted, but makes no work.
+    pub fn take_back(&self, owner: &OwnerId, tokens: u64) {
+        let quotas = self.accounts.quotas(owner);
+        let (now, mut owners) = (self.now(), self.lock());
+        let Some(rates) = owners.get_mut(owner) else { return };
+        if let Some(limit) = quotas.requests_per_minute {
+            rates.requests.give_back(limit, 1, now);
+        }
+        if let Some(limit) = quotas.tokens_per_minute {
+            rates.tokens.give_back(limit, tokens, now);
         }
     }
 
@@ -108,7 +122,7 @@ impl Pace {
         let rates = owners.get_mut(owner)?;
         let before = rates.held.iter().position(|held| held.id == *id)?;
         let first = rates.held.front()?.tokens;
-        let missing = rates.missing(&quotas, first, now)?;
+        let missing = rates.missing(&quotas, 1, first, now)?;
         Some(match before {
             0 => format!("{}; this request goes on {}", missing.quota, missing.when()),
             n => format!(
@@ -132,7 +146,7 @@ impl Pace {
         let rates = entry(&mut owners, owner, &quotas, now);
         // The engine waits for this number already, and would not for ever.
         let awaited = rates.gone.get(&held.run).is_some_and(|gone| held.seq < *gone);
-        if awaited || (rates.held.is_empty() && rates.missing(&quotas, held.tokens, now).is_none()) {
+        if awaited || (rates.held.is_empty() && rates.missing(&quotas, 1, held.tokens, now).is_none()) {
             rates.let_go(&quotas, &held, now);
             drop(owners);
             return (held.submit)();
@@ -180,7 +194,7 @@ impl Pace {
         let Some(rates) = owners.get_mut(owner) else { return (Vec::new(), None) };
         let mut ready = Vec::new();
         while let Some(first) = rates.held.pop_front() {
-            if let Some(missing) = rates.missing(&quotas, first.tokens, now) {
+            if let Some(missing) = rates.missing(&quotas, 1, first.tokens, now) {
                 rates.held.push_front(first);
                 let wait = Duration::try_from_secs_f64(missing.seconds).unwrap_or(LOOK_AGAIN);
                 return (ready, Some(wait.clamp(Duration::from_millis(5), LOOK_AGAIN)));
@@ -218,9 +232,9 @@ impl Missing {
 }
 
 impl Owner {
-    fn take(&mut self, quotas: &Quotas, tokens: u64, now: f64) {
+    fn take(&mut self, quotas: &Quotas, requests: u64, tokens: u64, now: f64) {
         if let Some(limit) = quotas.requests_per_minute {
-            self.requests.take(limit, 1, now);
+            self.requests.take(limit, requests, now);
         }
         if let Some(limit) = quotas.tokens_per_minute {
             self.tokens.take(limit, tokens, now);
@@ -228,13 +242,13 @@ impl Owner {
     }
 
     fn let_go(&mut self, quotas: &Quotas, held: &Paused, now: f64) {
-        self.take(quotas, held.tokens, now);
+        self.take(quotas, 1, held.tokens, now);
         let gone = self.gone.entry(held.run.clone()).or_default();
         *gone = held.seq.max(*gone);
     }
 
-    /// The quota that a request has to wait for longest, or `None` when it may go.
-    fn missing(&mut self, quotas: &Quotas, tokens: u64, now: f64) -> Option<Missing> {
+    /// The quota that so many requests have to wait for longest, or `None` when they may go.
+    fn missing(&mut self, quotas: &Quotas, requests: u64, tokens: u64, now: f64) -> Option<Missing> {
         let of = |name: &str, limit: Option<u64>, bucket: &mut Bucket, amount: u64| {
             let limit = limit?;
             let seconds = bucket.wait(limit, amount, now);
@@ -242,7 +256,7 @@ impl Owner {
             let quota = || format!("quota {name}: limit {limit}, used {used} and this request takes {amount}");
             (seconds > 0.0).then(|| Missing { quota: quota(), seconds })
         };
-        let requests = of("requests_per_minute", quotas.requests_per_minute, &mut self.requests, 1);
+        let requests = of("requests_per_minute", quotas.requests_per_minute, &mut self.requests, requests);
         let tokens = of("tokens_per_minute", quotas.tokens_per_minute, &mut self.tokens, tokens);
         requests.into_iter().chain(tokens).max_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
@@ -287,23 +301,35 @@ mod tests {
     #[test]
     fn samples_beyond_a_quota_are_told_which() {
         let pace = pace(Some(2), Some(100));
-        assert_eq!(pace.admit(&owner(), 50), Ok(()));
-        assert_eq!(pace.admit(&owner(), 500).unwrap_err().why.split(';').next(), {
+        assert_eq!(pace.admit(&owner(), 1, 50), Ok(()));
+        assert_eq!(pace.admit(&owner(), 1, 500).unwrap_err().why.split(';').next(), {
             Some("quota tokens_per_minute: limit 100, used 50 and this request takes 500")
         });
-        assert_eq!(pace.admit(&owner(), 1), Ok(()));
-        let told = pace.admit(&owner(), 1).unwrap_err();
+        assert_eq!(pace.admit(&owner(), 1, 1), Ok(()));
+        let told = pace.admit(&owner(), 1, 1).unwrap_err();
         assert_eq!(told.retry_after.as_secs_f64().ceil(), 30.0);
         assert_eq!(
             told.why,
             "quota requests_per_minute: limit 2, used 2 and this request takes 1; send this request again in 30 s"
         );
-        assert_eq!(pace.admit(&OwnerId("other".into()), 100), Ok(()), "each account has rates of its own");
+        assert_eq!(pace.admit(&OwnerId("other".into()), 1, 100), Ok(()), "each account has rates of its own");
         pace.settle(&owner(), 0, 300);
         assert_eq!(pace.used(&owner()), Used { requests: Some(2), tokens: Some(351) });
         pace.settle(&owner(), 300, 20);
         assert_eq!(pace.used(&owner()).tokens, Some(71));
-        assert_eq!(Pace::new(Accounts::default()).admit(&owner(), 1 << 60), Ok(()));
+        assert_eq!(Pace::new(Accounts::default()).admit(&owner(), 1, 1 << 60), Ok(()));
+    }
+
+    #[test]
+    fn requests_that_come_together_go_together_or_not_at_all() {
+        let pace = pace(Some(2), Some(100));
+        assert_eq!(pace.admit(&owner(), 1, 10), Ok(()));
+        assert!(pace.admit(&owner(), 2, 20).unwrap_err().why.contains("limit 2, used 1 and this request takes 2"));
+        assert_eq!(pace.used(&owner()), Used { requests: Some(1), tokens: Some(10) }, "nothing was taken");
+        pace.take_back(&owner(), 10);
+        assert_eq!(pace.used(&owner()), Used { requests: Some(0), tokens: Some(0) });
+        assert_eq!(pace.admit(&owner(), 3, 20), Ok(()), "more than a minute's worth, while all of it is there");
+        assert_eq!(pace.used(&owner()), Used { requests: Some(3), tokens: Some(20) });
     }
 
     #[tokio::test]

@@ -50,7 +50,7 @@ impl Jobs {
     /// Submits one sample request for each prompt; `permit` is the first one's, the others get their own.
     ///
     /// # Errors
-    /// 429 when there is no room for them now; a user error when the answer would be too large.
+    /// 429 when there is no room for all of them now, or the owner's rate is used up; a user error when the answer would be too large.
     pub fn start(
         app: &App,
         owner: &OwnerId,
@@ -81,21 +81,22 @@ impl Jobs {
             permit.grow(size_bytes(&command).saturating_add(answer))?;
             commands.push((promise, command));
         }
+        app.futures().admit_samples(owner, commands.iter().map(|(_, command)| command))?;
         let mut jobs = Self { events: select_all([]), replies: Vec::new(), running: Vec::new() };
         for ((promise, command), permit) in commands.into_iter().zip(permits) {
-            jobs.submit(app, command, target.work.clone(), followed)?;
+            jobs.submit(app, command, target.work.clone(), followed);
             jobs.running.push(Running { engine: app.engine().clone(), promise, ended: false, _permit: permit });
         }
         Ok(jobs)
     }
 
-    /// 429 when the owner's rate is used up.
-    fn submit(&mut self, app: &App, command: Command, work: Work, followed: bool) -> ApiResult<()> {
+    /// Gives an admitted sample to the engine.
+    fn submit(&mut self, app: &App, command: Command, work: Work, followed: bool) {
         let (reply, outcome) = oneshot::channel();
         let reply = Box::new(move |result| {
             let _ = reply.send(result);
         });
-        let reply = app.futures().admit_sample(&command, work, reply)?;
+        let reply = app.futures().counted(&command, work, reply);
         let engine = app.engine();
         if followed {
             let (events, mut told) = mpsc::unbounded_channel();
@@ -107,7 +108,6 @@ impl Jobs {
             engine.submit(command, reply);
         }
         self.replies.push(outcome);
-        Ok(())
     }
 
     /// The next token of any prompt, which it names; `None` when there are no more, for good or bad.
@@ -142,11 +142,14 @@ fn logprobs(request: &SampleRequest) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+
     use super::*;
     use crate::api::inference::settings::Settings;
     use crate::api::inference::testing::{start, token};
     use crate::api::testing::{self, owner};
     use crate::command::StopReason;
+    use crate::config::quotas::Quotas;
     use crate::engine::handle::Message;
 
     #[tokio::test]
@@ -174,6 +177,25 @@ mod tests {
         assert!(matches!(engine.try_recv(), Ok(Message::Cancel(promise)) if promise == origin.promise));
         let mut alone = app.futures().admission().enter(&owner()).unwrap();
         assert!(alone.grow(app.limits().pending_bytes).is_ok());
+    }
+
+    #[tokio::test]
+    async fn prompts_are_taken_out_of_the_rate_together_or_not_at_all() {
+        let (app, engine) = testing::app().await;
+        app.futures().accounts().set(owner(), Quotas { requests_per_minute: Some(2), ..Quotas::default() });
+        let used = || app.futures().pace().used(&owner()).requests;
+        drop(start(&app, 1, false, &engine).await);
+        assert!(matches!(engine.try_recv(), Ok(Message::Cancel(_))));
+        let target = app.target(&owner(), "tiny").await.unwrap();
+        let request = Settings::default().request(&app, &target, &[1], None).unwrap();
+        let permit = app.futures().admission().enter(&owner()).unwrap();
+        let refused = Jobs::start(&app, &owner(), &target, vec![request; 2], permit, false).err().unwrap();
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(engine.try_recv().is_err(), "no prompt was submitted");
+        assert_eq!(used(), Some(1), "and none was paid for");
+        app.futures().pace().take_back(&owner(), 0);
+        assert_eq!(start(&app, 3, false, &engine).await.1.len(), 3, "more than a minute's worth, out of all of it");
+        assert_eq!(used(), Some(3));
     }
 
     #[tokio::test]
