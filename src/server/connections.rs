@@ -1,4 +1,4 @@
-//! Connections: one that brings no request in time is closed, and at the end those in use may finish.
+//! Connections: one that brings no request in time, or takes no answer, is closed, and at the end those in use may finish.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,16 +12,31 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 
+use super::unstuck::Unstuck;
+
 /// How long a connection may be without a whole request head while no request is served on it. It holds for half a head
 /// as for one that idles, and HTTP clients keep idle connections for up to 90 s, so it is longer than that. A long poll
 /// is a request being served; bodies have a limit of their own (`api/body.rs`).
-pub const HEAD_TIME: Duration = Duration::from_secs(120);
+const HEAD_TIME: Duration = Duration::from_secs(120);
+
+/// How long an answer may wait for a client that takes nothing of it: with it wait a task, and files or streams that
+/// others could have.
+const WRITE_TIME: Duration = Duration::from_secs(120);
+
+/// How long a connection may be silent, in each direction.
+#[derive(Clone, Copy)]
+pub struct Times {
+    pub head: Duration,
+    pub write: Duration,
+}
+
+pub const TIMES: Times = Times { head: HEAD_TIME, write: WRITE_TIME };
 
 /// Serves until `shutdown` resolves, then takes no new connection, closes those that idle, and returns when the
 /// requests in flight are answered.
-pub async fn serve(mut listener: TcpListener, router: Router, head_time: Duration, shutdown: impl Future<Output = ()>) {
+pub async fn serve(mut listener: TcpListener, router: Router, times: Times, shutdown: impl Future<Output = ()>) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(head_time);
+    http.timer(TokioTimer::new()).header_read_timeout(times.head);
     let service = TowerToHyperService::new(router);
     let open = GracefulShutdown::new();
     let mut shutdown = pin!(shutdown);
@@ -35,7 +50,8 @@ pub async fn serve(mut listener: TcpListener, router: Router, head_time: Duratio
         if let Err(e) = stream.set_nodelay(true) {
             tracing::debug!(error = %e, "TCP_NODELAY not set");
         }
-        let connection = open.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        let stream = TokioIo::new(Unstuck::new(stream, times.write));
+        let connection = open.watch(http.serve_connection(stream, service.clone()));
         tokio::spawn(async move {
             if let Err(e) = connection.await {
                 tracing::debug!(error = %e, "a connection ended early");
@@ -48,7 +64,11 @@ pub async fn serve(mut listener: TcpListener, router: Router, head_time: Duratio
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, LazyLock};
+
+    use axum::body::Body;
     use axum::routing::get;
+    use futures_util::stream::repeat_with;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
     use tokio::sync::oneshot;
@@ -58,26 +78,38 @@ mod tests {
     use super::*;
 
     const HEAD: Duration = Duration::from_millis(400);
+    const TIMES: Times = Times { head: HEAD, write: HEAD };
     /// Longer than a head may take.
     const POLL: Duration = Duration::from_millis(800);
     const SOON: Duration = Duration::from_secs(10);
     const QUICK: &str = "GET /quick HTTP/1.1\r\nHost: x\r\n\r\n";
+    const ENDLESS_REQUEST: &str = "GET /endless HTTP/1.1\r\nHost: x\r\n\r\n";
+    static ENDLESS: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
     const SLOW: &str = "GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
 
-    /// `/quick`, and `/slow` as long as a long poll. → a connection, what stops the server, and the server.
+    /// `/quick`, `/slow` as long as a long poll, and `/endless`, which holds a clone of `ENDLESS`. → a connection, what stops the server, and the server.
     async fn server() -> (TcpStream, oneshot::Sender<()>, JoinHandle<()>) {
         let slow = || async {
             sleep(POLL).await;
             "done"
         };
+        let endless = || async {
+            let held = ENDLESS.clone();
+            let piece = move || {
+                let _held = &held;
+                Ok::<_, std::convert::Infallible>(vec![0u8; 1 << 16])
+            };
+            Body::from_stream(repeat_with(piece))
+        };
         let router = Router::new().route("/quick", get(|| async { "done" })).route("/slow", get(slow));
+        let router = router.route("/endless", get(endless));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;
         };
-        let serving = tokio::spawn(serve(listener, router, HEAD, shutdown));
+        let serving = tokio::spawn(serve(listener, router, TIMES, shutdown));
         (TcpStream::connect(address).await.unwrap(), stop, serving)
     }
 
@@ -105,6 +137,24 @@ mod tests {
             assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("done"), "{answer}");
             sleep(HEAD / 2).await;
         }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_nobody_takes_ends_and_one_that_is_taken_slowly_goes_on() {
+        let (mut stream, _stop, _serving) = server().await;
+        assert!(ask(&mut stream, ENDLESS_REQUEST).await.starts_with("HTTP/1.1 200 "));
+        let mut taken = vec![0; 1 << 22];
+        for _ in 0..8 {
+            sleep(HEAD / 3).await;
+            timeout(SOON, stream.read_exact(&mut taken)).await.expect("it goes on").unwrap();
+        }
+        assert_eq!(Arc::strong_count(&ENDLESS), 2, "the answer is being sent");
+        let ended = async {
+            while Arc::strong_count(&ENDLESS) > 1 {
+                sleep(HEAD / 8).await;
+            }
+        };
+        timeout(SOON, ended).await.expect("the answer is given up");
     }
 
     #[tokio::test]

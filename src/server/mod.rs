@@ -4,6 +4,7 @@ mod connections;
 pub mod lock;
 pub mod private;
 mod sweep;
+mod unstuck;
 mod upkeep;
 
 use std::future::Future;
@@ -83,7 +84,7 @@ pub async fn run(
         app.futures().close();
         stop.send_replace(true);
     };
-    let serving = connections::serve(listener, router, connections::HEAD_TIME, signal);
+    let serving = connections::serve(listener, router, connections::TIMES, signal);
     let overdue = async {
         // An error means that the signal's side is gone, which is a stop too.
         let _ = stopping.wait_for(|stop| *stop).await;
