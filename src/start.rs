@@ -30,11 +30,13 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // First, since it makes the data directory as it has to be.
     let _lock = server::lock::hold(&config.store.data_dir)?;
+    // Before anything may make the database.
+    let users_mask = server::private::keep_files_private();
     runtime.block_on(server::refuse_open_network(&config))?;
     // The port is taken before the models are loaded: a busy one is found out at once.
     let listener = runtime.block_on(server::bind(&config))?;
-    let engine = engine(&config)?;
-    server::private::keep_files_private();
+    let models = users_mask.during(|| model_sources(&config))?;
+    let engine = engine(&config, &models)?;
     runtime.block_on(server::run(config, engine, listener, server::signalled()))
 }
 
@@ -71,7 +73,7 @@ fn demo_in(folder: &std::path::Path) -> anyhow::Result<()> {
         }
     };
     let url = format!("http://{}", listener.local_addr()?);
-    let engine = engine(&config)?;
+    let engine = engine(&config, &model_sources(&config)?)?;
     runtime.block_on(async {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let serving = tokio::spawn(server::run(config, engine, listener, async {
@@ -112,7 +114,8 @@ pub fn openapi() -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout(), "{:#}", api::openapi::document())?)
 }
 
-fn engine(config: &Config) -> anyhow::Result<engine::handle::Handle> {
+/// Where the models lie; those of the hub are fetched.
+fn model_sources(config: &Config) -> anyhow::Result<Vec<ModelSource>> {
     let mut sources = Vec::new();
     for model in &config.models {
         let dir = match &model.source {
@@ -121,7 +124,11 @@ fn engine(config: &Config) -> anyhow::Result<engine::handle::Handle> {
         };
         sources.push(ModelSource { name: model.name.clone(), dir });
     }
-    Ok(engine::spawn(&sources, &config.device, &config.store.data_dir, &config.limits)?)
+    Ok(sources)
+}
+
+fn engine(config: &Config, models: &[ModelSource]) -> anyhow::Result<engine::handle::Handle> {
+    Ok(engine::spawn(models, &config.device, &config.store.data_dir, &config.limits)?)
 }
 
 /// To stderr; `RUST_LOG` decides what, `default` where it is not set.

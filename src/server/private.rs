@@ -2,13 +2,34 @@
 
 use std::path::Path;
 
+#[cfg(unix)]
+use rustix::{fs::Mode, process::umask};
+
 use crate::error::{Error, Result};
 
+/// How open the user wants the files that its processes make.
+pub struct UsersMask(#[cfg(unix)] Mode);
+
 /// Files and directories that this process makes from now on are nobody else's to read, whoever makes them: SQLite's
-/// journals and half-written checkpoints too. Not before models are fetched, whose cache may be shared.
-pub fn keep_files_private() {
-    #[cfg(unix)]
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+/// journals and half-written checkpoints too.
+pub fn keep_files_private() -> UsersMask {
+    UsersMask(
+        #[cfg(unix)]
+        umask(Mode::RWXG | Mode::RWXO),
+    )
+}
+
+impl UsersMask {
+    /// What `work` makes is as open as the user wants it, such as models in a cache that may be shared. Nobody else may
+    /// make files meanwhile: the mask is the whole process's.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        #[cfg(unix)]
+        let private = umask(self.0);
+        let done = work();
+        #[cfg(unix)]
+        umask(private);
+        done
+    }
 }
 
 /// Makes the data directory if need be, closed to others. One that exists keeps its mode, which somebody may have chosen
@@ -23,14 +44,14 @@ pub fn make_dir(dir: &Path) -> Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(dir).map_err(failed)?;
-    if let Some(file) = open_to_others(dir).map_err(failed)? {
+    if let Some(name) = open_to_others(dir).map_err(failed)? {
         let dir = dir.display();
-        tracing::warn!("others on this machine can read {file} in the data directory; chmod -R go= {dir} closes it");
+        tracing::warn!("others on this machine can read {name} in the data directory; chmod -R go= {dir} closes it");
     }
     Ok(())
 }
 
-/// A file right in this directory that another user can read.
+/// A file right in this directory that another user can read, or a directory that another user can enter.
 #[cfg(unix)]
 fn open_to_others(dir: &Path) -> std::io::Result<Option<String>> {
     use std::os::unix::fs::PermissionsExt;
@@ -42,7 +63,13 @@ fn open_to_others(dir: &Path) -> std::io::Result<Option<String>> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let about = entry.metadata()?;
-        if about.is_file() && about.permissions().mode() & GROUP_OR_OTHERS_READ != 0 {
+        let open = match about.is_dir() {
+            true => GROUP_OR_OTHERS_ENTER,
+            // What a link leads to has a mode of its own.
+            false if about.is_file() => GROUP_OR_OTHERS_READ,
+            false => 0,
+        };
+        if about.permissions().mode() & open != 0 {
             return Ok(Some(entry.file_name().to_string_lossy().into_owned()));
         }
     }
@@ -82,13 +109,22 @@ mod tests {
         assert_eq!(open_to_others(&data).unwrap().as_deref(), Some("tinderbox.db"));
         fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         assert_eq!(open_to_others(&data).unwrap(), None);
+        let inner = data.join("checkpoints");
+        fs::create_dir(&inner).unwrap();
+        fs::set_permissions(&inner, Permissions::from_mode(0o710)).unwrap();
+        assert_eq!(open_to_others(&data).unwrap().as_deref(), Some("checkpoints"));
+        fs::set_permissions(&inner, Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(open_to_others(&data).unwrap(), None);
     }
 
     #[test]
-    fn what_is_made_later_is_private() {
-        keep_files_private();
+    fn what_is_made_later_is_private_but_for_what_is_shared() {
+        umask(Mode::WGRP | Mode::WOTH);
+        let users = keep_files_private();
         let dir = tempfile::tempdir().unwrap();
-        let (file, inner) = (dir.path().join("file"), dir.path().join("inner"));
+        let [file, inner, shared] = ["file", "inner", "shared"].map(|name| dir.path().join(name));
+        users.during(|| fs::write(&shared, "")).unwrap();
+        assert_eq!(mode(&shared), 0o644);
         fs::write(&file, "").unwrap();
         fs::create_dir(&inner).unwrap();
         assert_eq!((mode(&file), mode(&inner)), (0o600, 0o700));
