@@ -49,6 +49,21 @@ enum Export {
     Failed(String),
 }
 
+/// An export being made. Dropping it ends it, also when a panic does.
+struct Making {
+    app: App,
+    session: SessionId,
+    /// What it came to.
+    made: Option<Result<()>>,
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        let broken = || Err(Error::server("making the export broke off; the server's log says more"));
+        self.app.exports().end(self.session.clone(), self.made.take().unwrap_or_else(broken));
+    }
+}
+
 impl Exports {
     /// A restart forgets all.
     pub fn new(root: PathBuf) -> Self {
@@ -118,8 +133,8 @@ pub async fn trace_export(
     if app.exports().begin(&session) {
         let (app, session) = (app.clone(), session.clone());
         let making = tokio::spawn(async move {
-            let made = make(&app, &owner, &session).await;
-            app.exports().end(session, made);
+            let mut making = Making { app: app.clone(), session: session.clone(), made: None };
+            making.made = Some(make(&app, &owner, &session).await);
         });
         let _ = tokio::time::timeout(PATIENCE, making).await;
     }
@@ -206,6 +221,21 @@ mod tests {
         assert!(fetch(format!("{token}0"), &file).await.is_err());
         let upload = app.links().seal("upload", &session.0, Utc::now() + LIFETIME);
         assert!(fetch(upload, &file).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_an_export() {
+        let (app, _engine) = testing::app().await;
+        let id = SessionId("s".into());
+        assert!(app.exports().begin(&id));
+        let making = Making { app: app.clone(), session: id.clone(), made: None };
+        let panicked = tokio::spawn(async move {
+            let _making = making;
+            panic!("no time line");
+        });
+        assert!(panicked.await.is_err());
+        assert!(matches!(app.exports().look(&id), Some(Export::Failed(why)) if why.contains("broke off")));
+        assert!(app.exports().begin(&id), "the next request tries again");
     }
 
     #[test]

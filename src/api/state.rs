@@ -157,7 +157,7 @@ impl App {
     /// Runs what takes long on a thread of its own, so that heartbeats go on; a few at once, so that memory lasts.
     pub async fn heavy<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let _turn = self.0.heavy.acquire().await.map_err(|e| Error::server(e.to_string()))?;
-        tokio::task::spawn_blocking(work).await.map_err(|e| Error::server(format!("the request was not read: {e}")))
+        tokio::task::spawn_blocking(work).await.map_err(|e| Error::server(format!("the work broke off: {e}")))
     }
 
     /// The seed for a request that names none: unpredictable, but the same for a repeat of the request.
@@ -194,6 +194,13 @@ pub fn run_dir(run: &ModelId) -> String {
 #[cfg(test)]
 mod tests {
     use crate::api::testing;
+
+    #[tokio::test]
+    async fn work_that_panics_is_an_error_that_says_so() {
+        let (app, _engine) = testing::app().await;
+        let broken = app.heavy(|| panic!("no tokens")).await.map(|()| "done").unwrap_err().message;
+        assert!(broken.starts_with("the work broke off: ") && broken.contains("no tokens"), "{broken}");
+    }
 
     #[tokio::test]
     async fn the_longest_name_has_a_directory() {

@@ -91,7 +91,11 @@ pub async fn orphans(checkpoints: &Path, store: &Store) -> Result<()> {
         let leaves = kinds.flat_map(|kind| dirs_in(&kind));
         leaves.filter(|leaf| !kept.contains(&last_three(leaf))).collect::<Vec<_>>()
     });
-    for dir in orphans.await.unwrap_or_default() {
+    let orphans = orphans.await.unwrap_or_else(|e| {
+        tracing::error!(error = %e, "looking for files of no checkpoint broke off: they stay");
+        Vec::new()
+    });
+    for dir in orphans {
         tracing::info!(dir = %dir.display(), "removing files of no checkpoint");
         if let Err(e) = tokio::fs::remove_dir_all(&dir).await {
             tracing::warn!(dir = %dir.display(), error = %e, "checkpoint directory not removed");
