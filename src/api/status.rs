@@ -66,7 +66,7 @@ fn waits(app: &App, owner: &OwnerId, w: Waiting) -> WaitingRequest {
         queue_state_reason: again.queue_state_reason,
         request_id: w.id.0,
         request: w.key.to_string(),
-        waiting_seconds: w.time.as_secs_f64(),
+        waiting_seconds: w.waited.as_secs_f64(),
         requests_before: w.before as u64,
     }
 }

@@ -19,7 +19,7 @@ const FAILURES: usize = 20;
 pub struct Waiting {
     pub id: RequestId,
     pub key: Key,
-    pub time: Duration,
+    pub waited: Duration,
     /// Unfinished requests that came before it, whoever's they are.
     pub before: usize,
 }
@@ -77,8 +77,8 @@ impl Table {
             let Some(promise) = self.promises.get(id).filter(|p| p.owner == *owner) else { continue };
             all += 1;
             if first.len() < limit {
-                let time = (Utc::now() - promise.began).to_std().unwrap_or_default();
-                first.push(Waiting { id: id.clone(), key: promise.key.clone(), time, before });
+                let waited = promise.since.elapsed();
+                first.push(Waiting { id: id.clone(), key: promise.key.clone(), waited, before });
             }
         }
         (first, all)
@@ -111,6 +111,8 @@ mod tests {
         };
         let named = |pairs: &[(&str, usize)]| pairs.iter().map(|(id, n)| (id.to_string(), *n)).collect::<Vec<_>>();
         assert_eq!(before(&table, 2), (named(&[("1", 1), ("3", 3)]), 3));
+        table.promises.get_mut(&ids[1]).unwrap().began = DateTime::UNIX_EPOCH;
+        assert!(table.waiting(&mine, 1).0[0].waited < Duration::from_secs(3600), "whatever the clock on the wall does");
         end(&mut table, &ids[0], Some("theirs"));
         end(&mut table, &ids[1], None);
         assert_eq!((before(&table, 9), table.recent.depth()), ((named(&[("3", 1), ("5", 3)]), 2), 4));

@@ -39,6 +39,8 @@ pub(super) struct Promise {
     pub kind: &'static str,
     pub key: Key,
     pub began: DateTime<Utc>,
+    /// The same moment, for how long it takes.
+    pub since: Instant,
     /// In the order in which promises came.
     pub place: u64,
     pub state: State,
@@ -66,6 +68,7 @@ impl Table {
             kind,
             key,
             began: Utc::now(),
+            since: Instant::now(),
             place: self.recent.began(&id),
             state: State::Pending,
             ticket: None,
