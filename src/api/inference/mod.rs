@@ -10,7 +10,7 @@ pub mod settings;
 pub mod sse;
 pub mod target;
 #[cfg(test)]
-mod testing;
+pub mod testing;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};

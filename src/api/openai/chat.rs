@@ -58,7 +58,7 @@ fn top_logprobs(r: &ChatRequest) -> Result<i64> {
     }
 }
 
-const KIND: Kind = Kind { id: "chatcmpl", whole: "chat.completion", chunk: "chat.completion.chunk" };
+const KIND: Kind = Kind { prefix: "chatcmpl", whole: "chat.completion", chunk: "chat.completion.chunk" };
 
 /// What of a request decides how its answer is told.
 struct Telling {
@@ -216,9 +216,9 @@ impl Teller for Stream {
 
     fn token(&mut self, _: usize, token: TokenEvent) -> Vec<Event> {
         let index = token.sample;
+        let Some((parts, ending)) = self.choices[index].answer.step(&token) else { return Vec::new() };
         self.generated += 1;
         self.choices[index].untold.push(Token::from(&token));
-        let Some((parts, ending)) = self.choices[index].answer.step(&token) else { return Vec::new() };
         let mut deltas: Vec<Value> = parts.into_iter().filter_map(|part| self.delta(index, part)).collect();
         if ending.is_some() {
             deltas.push(json!({}));
@@ -234,9 +234,24 @@ impl Teller for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::inference::testing::token;
     use crate::chat::tool_calls::Format;
     use crate::command::{Sequence, StopReason};
     use crate::tokenizer::fixtures::byte_level;
+
+    #[test]
+    fn what_comes_behind_the_end_is_not_counted() {
+        let request = json!({"model": "m", "messages": [{"role": "assistant", "content": "hello"}]});
+        let request: ChatRequest = serde_json::from_value(request).unwrap();
+        let chat = Arc::new(Chat::with_template("m", byte_level(), "{{ messages[0].content }}"));
+        let id = chat.tokenizer.encode("a", false).unwrap()[0];
+        let mut stream = Stream::new(Telling::new(request, chat, "m", 64).unwrap(), 1);
+        let told: Vec<_> = [None, Some(StopReason::Stop), None]
+            .into_iter()
+            .map(|stop_reason| stream.token(0, token(id, stop_reason)).is_empty())
+            .collect();
+        assert_eq!((told, stream.generated), (vec![false, false, true], 2));
+    }
 
     #[test]
     fn without_parallel_calls_there_is_one() {

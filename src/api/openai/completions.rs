@@ -86,7 +86,7 @@ fn prompts(given: Prompt, chat: &Chat, model: &ModelInfo) -> Result<Vec<PromptTe
     given.into_iter().map(one).collect()
 }
 
-const KIND: Kind = Kind { id: "cmpl", whole: "text_completion", chunk: "text_completion" };
+const KIND: Kind = Kind { prefix: "cmpl", whole: "text_completion", chunk: "text_completion" };
 
 /// What of a request decides how its answer is told.
 struct Telling {

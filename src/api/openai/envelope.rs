@@ -8,10 +8,13 @@ use crate::api::inference::sse::event;
 
 use super::usage::Usage;
 
-/// The kinds of answers, by the prefix of their ids and by what their bodies are called.
+/// The kinds of answers.
 pub struct Kind {
-    pub id: &'static str,
+    /// Of their ids, without the dash.
+    pub prefix: &'static str,
+    /// `object` of an answer that is told at its end.
     pub whole: &'static str,
+    /// `object` of each piece of one that is told while it grows.
     pub chunk: &'static str,
 }
 
@@ -22,35 +25,37 @@ pub struct Envelope {
     /// As the request named it.
     model: String,
     /// A stream's last chunk tells the usage; `null` stands for it in all others.
-    usage: bool,
+    tells_usage: bool,
 }
 
 impl Envelope {
-    /// `usage` as [`super::sampling::Sampling::includes_usage`] says.
-    pub fn new(kind: &'static Kind, model: String, usage: bool) -> Self {
-        let id = format!("{}-{}", kind.id, uuid::Uuid::new_v4().simple());
-        Self { kind, id, created: Utc::now().timestamp(), model, usage }
+    /// `tells_usage` as [`super::sampling::Sampling::includes_usage`] says.
+    pub fn new(kind: &'static Kind, model: String, tells_usage: bool) -> Self {
+        let id = format!("{}-{}", kind.prefix, uuid::Uuid::new_v4().simple());
+        Self { kind, id, created: Utc::now().timestamp(), model, tells_usage }
     }
 
+    /// All of the answer.
     pub fn whole(&self, choices: Vec<Value>, usage: Usage) -> Value {
         let mut body = self.body(self.kind.whole, choices);
         body["usage"] = json!(usage);
         body
     }
 
+    /// A piece of it.
     pub fn chunk(&self, choices: Vec<Value>) -> Event {
         self.chunk_with(choices, None)
     }
 
     /// What follows the last choice's end.
     pub fn end(&self, usage: Usage) -> Vec<Event> {
-        let usage = self.usage.then(|| self.chunk_with(Vec::new(), Some(usage)));
+        let usage = self.tells_usage.then(|| self.chunk_with(Vec::new(), Some(usage)));
         usage.into_iter().chain([Event::default().data("[DONE]")]).collect()
     }
 
     fn chunk_with(&self, choices: Vec<Value>, usage: Option<Usage>) -> Event {
         let mut chunk = self.body(self.kind.chunk, choices);
-        if self.usage {
+        if self.tells_usage {
             chunk["usage"] = json!(usage);
         }
         event(None, &chunk)
