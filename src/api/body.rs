@@ -163,8 +163,8 @@ async fn receive(
     // One that is no text is none we know.
     let encoding = headers.get(header::CONTENT_ENCODING).map_or("", |v| v.to_str().unwrap_or("?"));
     let declared = text(headers, header::CONTENT_LENGTH).and_then(|v| v.parse::<usize>().ok());
-    if declared.is_some_and(|n| n > limit) {
-        let error = ApiError::too_large("the request body", limit);
+    if let Some(size) = declared.filter(|n| *n > limit) {
+        let error = ApiError::too_large("the request body", size, limit);
         let seen = tokio::time::timeout(PEEK_TIME, peek(body)).await.unwrap_or_default();
         let seen = if encoding == "zstd" { unzstd(&seen, PEEK, |_| Ok(())).unwrap_or_else(|e| e.1) } else { seen };
         return Err(Fault { error, seen });
@@ -194,9 +194,11 @@ async fn collect(body: Body, limit: usize, silence: Duration, permit: &mut Permi
     {
         // Whoever broke off will send it all again.
         let frame = frame.map_err(|e| Fault::blank(broken(&e)))?;
-        if raw.len() + frame.len() > limit {
+        let size = raw.len() + frame.len();
+        if size > limit {
             raw.truncate(PEEK);
-            return Err(Fault { error: ApiError::too_large("the request body", limit), seen: raw.freeze() });
+            let error = ApiError::too_large("the request body", format_args!("at least {size}"), limit);
+            return Err(Fault { error, seen: raw.freeze() });
         }
         permit.grow(frame.len()).map_err(Fault::blank)?;
         raw.extend_from_slice(&frame);
@@ -336,5 +338,7 @@ mod tests {
         assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
         let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
         assert!(String::from_utf8_lossy(&body).contains("after 4 bytes; send it again"), "{body:?}");
+        let large = collect(pieces([0; 4]), 5, silence, &mut enter()).await.err().unwrap();
+        assert_eq!(large.error.detail(), "the request body has at least 6 bytes; the limit is 5 bytes");
     }
 }

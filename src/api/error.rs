@@ -52,8 +52,9 @@ impl ApiError {
         Self::new(StatusCode::GONE, detail)
     }
 
-    pub fn too_large(what: &str, limit: usize) -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("{what} is larger than the limit of {limit} bytes"))
+    /// `size` is all of it, or "at least" as much.
+    pub fn too_large(what: &str, size: impl std::fmt::Display, limit: usize) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("{what} has {size} bytes; the limit is {limit} bytes"))
     }
 }
 

@@ -37,7 +37,11 @@ pub fn unzstd(
         };
         if too_large || out.len() + n > limit {
             out.extend_from_slice(&block[..n]);
-            return Err((ApiError::too_large("the decompressed request body", limit), out.freeze()));
+            let size = match declared {
+                Some(n) if too_large => n.to_string(),
+                _ => format!("at least {}", out.len()),
+            };
+            return Err((ApiError::too_large("the decompressed request body", size, limit), out.freeze()));
         }
         admit(n).map_err(|full| (full.into(), Bytes::new()))?;
         out.extend_from_slice(&block[..n]);
@@ -56,7 +60,12 @@ mod tests {
     fn a_bomb_is_cut_off() {
         let bomb = zstd::encode_all(&vec![0u8; 1 << 20][..], 3).unwrap();
         assert!(bomb.len() < 1000);
-        assert!(unpack(&bomb, 1 << 16).is_err());
+        let declared = zstd::bulk::compress(&vec![0u8; 1 << 20], 3).unwrap();
+        for (body, size) in [(&bomb, "at least 262144"), (&declared, "1048576")] {
+            let refused = unpack(body, 1 << 16).unwrap_err().0;
+            let told = format!("the decompressed request body has {size} bytes; the limit is 65536 bytes");
+            assert_eq!(refused.detail(), told);
+        }
         assert_eq!(unpack(&bomb, 1 << 20).unwrap().len(), 1 << 20);
         let mut room = 3 * BLOCK / 2;
         let refused = unzstd(&bomb, 1 << 20, |n| {

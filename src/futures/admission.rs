@@ -117,12 +117,13 @@ impl Permit {
         if !fits(own, room / 2) {
             let limit = room / 2;
             return Err(Full::of_work(format!(
-                "{own} bytes of this account's requests wait, of {limit}; send this one again later"
+                "{own} bytes of this account's requests wait, of {limit} (half of TINDERBOX_PENDING_BYTES); send this one \
+                 again later"
             )));
         }
         if !fits(counts.bytes, room) {
             return Err(Full::of_work(format!(
-                "{} bytes of requests wait, of {room}; send this one again later",
+                "{} bytes of requests wait, of {room} (TINDERBOX_PENDING_BYTES); send this one again later",
                 counts.bytes
             )));
         }
@@ -194,7 +195,7 @@ mod tests {
         a.grow(30).unwrap();
         assert_eq!(
             b.grow(21).unwrap_err().why,
-            "30 bytes of this account's requests wait, of 50; send this one again later"
+            "30 bytes of this account's requests wait, of 50 (half of TINDERBOX_PENDING_BYTES); send this one again later"
         );
         b.grow(20).unwrap();
         let mut other = admission.enter(&owner("b")).unwrap();

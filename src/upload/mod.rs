@@ -73,7 +73,9 @@ impl Uploads {
         let open = uploads.values().filter(|u| u.owner == *owner && u.expires > Utc::now() && !u.is_done());
         let (count, held) = open.fold((0, 0u64), |(n, bytes), u| (n + 1, bytes + u.files.values().sum::<u64>()));
         if count >= MAX_OPEN {
-            return Err(Error::user(format!("{count} uploads of this account are not finished; finish one first")));
+            return Err(Error::user(format!(
+                "{count} uploads of this account are not finished, of at most {MAX_OPEN}; finish one first"
+            )));
         }
         let size: u64 = sizes.values().fold(0, |sum, size| sum.saturating_add(*size));
         if held.saturating_add(size) > self.limit_bytes {
@@ -194,7 +196,8 @@ mod tests {
         for _ in 1..MAX_OPEN {
             uploads.start(&owner(), &files(1), Wish::default()).unwrap();
         }
-        assert!(uploads.start(&owner(), &files(1), Wish::default()).err().unwrap().message.contains("16 uploads"));
+        let e = uploads.start(&owner(), &files(1), Wish::default()).err().unwrap().message;
+        assert!(e.contains("16 uploads of this account are not finished, of at most 16;"), "{e}");
     }
 
     #[test]
