@@ -83,14 +83,4 @@ mod tests {
         fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         assert_eq!(open_to_others(&data).unwrap(), None);
     }
-
-    #[test]
-    fn what_is_made_later_is_private() {
-        keep_files_private();
-        let dir = tempfile::tempdir().unwrap();
-        let (file, inner) = (dir.path().join("file"), dir.path().join("inner"));
-        fs::write(&file, "").unwrap();
-        fs::create_dir(&inner).unwrap();
-        assert_eq!((mode(&file), mode(&inner)), (0o600, 0o700));
-    }
 }
