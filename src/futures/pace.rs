@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(gone(&rx), [1], "3 is of no tokens, but comes behind what waits");
         let why = |id: &str| pace.reason(&owner(), &RequestId(id.into()));
         let first = "quota tokens_per_minute: limit 60000, used ";
-        assert!(why("r3").is_none(), "nothing is missing for it: it goes at once");
+        assert!(why("r3").is_none(), "first of what waits, and no tokens are missing for it");
         assert_eq!(why("r1"), None);
         pass(2, 500);
         assert!(why("r2").unwrap().starts_with(first), "{:?}", why("r2"));

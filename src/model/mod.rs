@@ -11,4 +11,6 @@ pub mod kv_cache;
 pub mod layer;
 pub mod params;
 pub mod rope;
+#[cfg(test)]
+mod testing;
 pub mod weights;

@@ -71,26 +71,34 @@ mod tests {
     use futures_util::stream::repeat_with;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
-    use tokio::sync::oneshot;
+    use tokio::sync::{Notify, oneshot};
     use tokio::task::JoinHandle;
     use tokio::time::{sleep, timeout};
 
     use super::*;
 
-    const HEAD: Duration = Duration::from_millis(400);
-    const TIMES: Times = Times { head: HEAD, write: HEAD };
+    const HEAD: Duration = Duration::from_secs(2);
+    const SHORT: Times = Times { head: HEAD, write: HEAD };
     /// Longer than a head may take.
-    const POLL: Duration = Duration::from_millis(800);
+    const POLL: Duration = Duration::from_secs(3);
     const SOON: Duration = Duration::from_secs(10);
     const QUICK: &str = "GET /quick HTTP/1.1\r\nHost: x\r\n\r\n";
     const ENDLESS_REQUEST: &str = "GET /endless HTTP/1.1\r\nHost: x\r\n\r\n";
     static ENDLESS: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
     const SLOW: &str = "GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
 
-    /// `/quick`, `/slow` as long as a long poll, and `/endless`, which holds a clone of `ENDLESS`. → a connection, what stops the server, and the server.
-    async fn server() -> (TcpStream, oneshot::Sender<()>, JoinHandle<()>) {
-        let slow = || async {
-            sleep(POLL).await;
+    /// What `/slow` tells when it has begun, and what it waits for.
+    #[derive(Clone, Default)]
+    struct Slow {
+        begun: Arc<Notify>,
+        go_on: Arc<Notify>,
+    }
+
+    /// `/quick`, `/slow`, and `/endless`, which holds a clone of `ENDLESS`. → a connection, what stops the server, and the server.
+    async fn server(times: Times, slow: Slow) -> (TcpStream, oneshot::Sender<()>, JoinHandle<()>) {
+        let slow = move || async move {
+            slow.begun.notify_one();
+            slow.go_on.notified().await;
             "done"
         };
         let endless = || async {
@@ -109,7 +117,7 @@ mod tests {
         let shutdown = async {
             let _ = stopped.await;
         };
-        let serving = tokio::spawn(serve(listener, router, TIMES, shutdown));
+        let serving = tokio::spawn(serve(listener, router, times, shutdown));
         (TcpStream::connect(address).await.unwrap(), stop, serving)
     }
 
@@ -123,25 +131,32 @@ mod tests {
 
     #[tokio::test]
     async fn half_a_head_and_silence_end_a_connection() {
-        for half in ["", "GET /quick HT", "GET /quick HTTP/1.1\r\nHost: x\r\n"] {
-            let (mut stream, _stop, _serving) = server().await;
+        let ends = |half| async move {
+            let (mut stream, _stop, _serving) = server(SHORT, Slow::default()).await;
             assert_eq!(ask(&mut stream, half).await, "", "{half:?}");
-        }
+        };
+        tokio::join!(ends(""), ends("GET /quick HT"), ends("GET /quick HTTP/1.1\r\nHost: x\r\n"));
     }
 
     #[tokio::test]
     async fn a_connection_that_idles_between_requests_and_a_long_poll_go_on() {
-        let (mut stream, _stop, _serving) = server().await;
+        let slow = Slow::default();
+        let (mut stream, _stop, _serving) = server(SHORT, slow.clone()).await;
+        tokio::spawn(async move {
+            slow.begun.notified().await;
+            sleep(POLL).await;
+            slow.go_on.notify_one();
+        });
         for request in [QUICK, SLOW, QUICK] {
             let answer = ask(&mut stream, request).await;
             assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("done"), "{answer}");
-            sleep(HEAD / 2).await;
+            sleep(HEAD / 8).await;
         }
     }
 
     #[tokio::test]
     async fn an_answer_that_nobody_takes_ends_and_one_that_is_taken_slowly_goes_on() {
-        let (mut stream, _stop, _serving) = server().await;
+        let (mut stream, _stop, _serving) = server(SHORT, Slow::default()).await;
         assert!(ask(&mut stream, ENDLESS_REQUEST).await.starts_with("HTTP/1.1 200 "));
         let mut taken = vec![0; 1 << 22];
         for _ in 0..8 {
@@ -159,14 +174,16 @@ mod tests {
 
     #[tokio::test]
     async fn at_the_end_idle_connections_close_and_requests_in_flight_are_answered() {
-        let (mut busy, stop, mut serving) = server().await;
+        let slow = Slow::default();
+        let (mut busy, stop, mut serving) = server(TIMES, slow.clone()).await;
         let mut idle = TcpStream::connect(busy.peer_addr().unwrap()).await.unwrap();
         assert!(ask(&mut idle, QUICK).await.ends_with("done"));
         busy.write_all(SLOW.as_bytes()).await.unwrap();
-        sleep(HEAD / 4).await;
+        timeout(SOON, slow.begun.notified()).await.expect("a request in flight");
         stop.send(()).unwrap();
-        assert_eq!(timeout(HEAD / 4, idle.read(&mut [0])).await.expect("closed at once").unwrap(), 0);
-        assert!(timeout(HEAD / 4, &mut serving).await.is_err(), "a request is in flight");
+        assert_eq!(timeout(SOON, idle.read(&mut [0])).await.expect("closed before its time is up").unwrap(), 0);
+        assert!(timeout(HEAD / 8, &mut serving).await.is_err(), "a request is in flight");
+        slow.go_on.notify_one();
         assert!(ask(&mut busy, "").await.ends_with("done"));
         timeout(SOON, serving).await.unwrap().unwrap();
     }

@@ -116,17 +116,4 @@ mod tests {
         fs::set_permissions(&inner, Permissions::from_mode(0o700)).unwrap();
         assert_eq!(open_to_others(&data).unwrap(), None);
     }
-
-    #[test]
-    fn what_is_made_later_is_private_but_for_what_is_shared() {
-        umask(Mode::WGRP | Mode::WOTH);
-        let users = keep_files_private();
-        let dir = tempfile::tempdir().unwrap();
-        let [file, inner, shared] = ["file", "inner", "shared"].map(|name| dir.path().join(name));
-        users.during(|| fs::write(&shared, "")).unwrap();
-        assert_eq!(mode(&shared), 0o644);
-        fs::write(&file, "").unwrap();
-        fs::create_dir(&inner).unwrap();
-        assert_eq!((mode(&file), mode(&inner)), (0o600, 0o700));
-    }
 }

@@ -1,4 +1,4 @@
-"""A server at its address: asked by plain HTTP, by the SDK and by the SDK's command line."""
+"""A server at its address: asked by plain HTTP, by the SDK and by the SDK's command line; and what it is asked to train on."""
 
 from __future__ import annotations
 
@@ -65,6 +65,14 @@ class Address:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == code, f"tinker {' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
+
+
+def datum(tokens: list[int]):
+    """All tokens but the last, and for each the next one as its target, for `cross_entropy`."""
+    from tinker import types
+
+    inputs = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
 
 def arguments(doc: str) -> argparse.ArgumentParser:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import anthropic
-from compatible_world import GREET, GREETING, SEARCH, THINK, WEATHER, World, close, refused
+from compatible_world import GREET, GREETING, SEARCH, THINK, WEATHER, World, close
+from runner import refused
 
 TOOL = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
 IDS = {"return_token_ids": True}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import openai
-from compatible_world import CALL, GREET, GREETING, RESULT, SEARCH, THINK, WEATHER, World, close, refused
+from compatible_world import CALL, GREET, GREETING, RESULT, SEARCH, THINK, WEATHER, World, close
+from runner import refused
 from tinker import types
 
 IDS = {"return_token_ids": True}

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import anthropic
 import httpx
 import openai
-from compatible_world import GREET, GREETING, World, refused
+from compatible_world import GREET, GREETING, World
+from runner import refused
 
 
 def say(client: openai.OpenAI, model: str, **more) -> str:

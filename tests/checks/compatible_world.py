@@ -31,16 +31,6 @@ def close(a: list[float], b: list[float]) -> bool:
     return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
-def refused(kind: type[Exception], call, *words: str) -> Exception:
-    """The call is refused with this class of error, and every word is in the message."""
-    try:
-        call()
-    except kind as e:
-        assert all(w in str(e) for w in words), f"{e} lacks one of {words}"
-        return e
-    raise AssertionError(f"{kind.__name__} with {words} was expected")
-
-
 class World:
     def __init__(self, args) -> None:
         self.args = args

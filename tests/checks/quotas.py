@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import tinker
+from address import datum
 from runner import Checks, main
 from server import Server, arguments
 from tinker import types
@@ -28,9 +29,8 @@ MODEL = "tiny/qwen3"
 WAIT = 120
 
 
-def datum(n: int) -> types.Datum:
-    ids = [(7 * i + n) % 500 for i in range(n + 1)]
-    return types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs={"target_tokens": ids[1:], "weights": [1.0] * n})
+def row(n: int) -> types.Datum:
+    return datum([(7 * i + n) % 500 for i in range(n + 1)])
 
 
 def prompt(n: int) -> types.ModelInput:
@@ -39,6 +39,23 @@ def prompt(n: int) -> types.ModelInput:
 
 def trainer_of(service: tinker.ServiceClient, rank: int = 4):
     return service.create_lora_training_client(MODEL, rank=rank, seed=1).result(WAIT)
+
+
+def raw_session(server: Server) -> str:
+    return server.call("POST", "create_session", {"tags": [], "sdk_version": tinker.__version__})[1]["session_id"]
+
+
+def raw_sampler(server: Server, session: str) -> str:
+    """The id of a sampler of the base model, for requests that no client repeats."""
+    wanted = {"session_id": session, "sampling_session_seq_id": 99, "base_model": MODEL}
+    return server.call("POST", "create_sampling_session", wanted)[1]["sampling_session_id"]
+
+
+def ask(server: Server, sampler: str, seq: int, n: int, most: int) -> tuple[int, dict]:
+    """Status and answer of a request for `n` sequences of up to `most` tokens, after a prompt of two."""
+    chunks = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
+    asked = {"sampling_session_id": sampler, "seq_id": seq, "num_samples": n, "prompt": chunks, "sampling_params": {"max_tokens": most, "stop": []}}
+    return server.call("POST", "asample", asked)
 
 
 def hour(at: datetime) -> datetime:
@@ -70,13 +87,13 @@ class Counted:
         self.trained = self.forward = self.prefill = self.cached = self.sampled = 0
 
     def train(self, trainer, lengths: list[int]) -> None:
-        pending = trainer.forward_backward([datum(n) for n in lengths], "cross_entropy")
+        pending = trainer.forward_backward([row(n) for n in lengths], "cross_entropy")
         trainer.optim_step(types.AdamParams(learning_rate=1e-3)).result(WAIT)
         pending.result(WAIT)
         self.trained += sum(lengths)
 
     def evaluate(self, trainer, lengths: list[int]) -> None:
-        trainer.forward([datum(n) for n in lengths], "cross_entropy").result(WAIT)
+        trainer.forward([row(n) for n in lengths], "cross_entropy").result(WAIT)
         self.forward += sum(lengths)
 
     def sample(self, sampler, length: int, n: int, most: int) -> None:
@@ -229,7 +246,7 @@ def token_quota(check: Checks, server: Server) -> None:
     watcher = threading.Thread(target=poll)
     watcher.start()
     start = time.monotonic()
-    pending = [trainer.forward_backward([datum(95)] * 62, "cross_entropy"), trainer.forward_backward([datum(100)] * 4, "cross_entropy")]
+    pending = [trainer.forward_backward([row(95)] * 62, "cross_entropy"), trainer.forward_backward([row(100)] * 4, "cross_entropy")]
     pending.append(trainer.optim_step(types.AdamParams(learning_rate=1e-3)))
     for p in pending:
         p.result(WAIT)
@@ -247,19 +264,12 @@ def token_quota(check: Checks, server: Server) -> None:
 
 def token_reservation(check: Checks, server: Server) -> None:
     """Of 3000 tokens a sample that may generate 2400 leaves no room for another, until it has ended."""
-    session = server.call("POST", "create_session", {"tags": [], "sdk_version": tinker.__version__})[1]["session_id"]
-    wanted = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
-    sampler = server.call("POST", "create_sampling_session", wanted)[1]["sampling_session_id"]
-
-    def ask(seq: int) -> tuple[int, dict]:
-        chunks = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
-        return server.call("POST", "asample", {"sampling_session_id": sampler, "seq_id": seq, "num_samples": 8, "prompt": chunks, "sampling_params": {"max_tokens": 300, "stop": []}})
-
-    (status, first), (refused, why) = ask(0), ask(1)
+    sampler = raw_sampler(server, raw_session(server))
+    (status, first), (refused, why) = ask(server, sampler, 0, 8, 300), ask(server, sampler, 1, 8, 300)
     check.that("a sample counts with what it may generate", (status, refused) == (200, 429) and "this request takes 2402" in why["detail"], why)
     server.call("POST", "cancel_future", {"request_id": first["request_id"]})
     until = time.monotonic() + 20
-    while (again := ask(1))[0] == 429 and time.monotonic() < until:
+    while (again := ask(server, sampler, 1, 8, 300))[0] == 429 and time.monotonic() < until:
         time.sleep(0.1)
     check.that("what a cancelled one did not generate is free again", again[0] == 200, again)
 
@@ -269,12 +279,9 @@ def request_quota(check: Checks, server: Server) -> None:
     service = server.service()
     sampler = service.create_sampling_client(base_model=MODEL).result(WAIT)
     session = server.call("GET", "sessions")[1]["sessions"][0]
-    raw = {"session_id": session, "sampling_session_seq_id": 99, "base_model": MODEL}
-    raw_id = server.call("POST", "create_sampling_session", raw)[1]["sampling_session_id"]
-    start, statuses = time.monotonic(), []
-    for seq in range(125):
-        body = {"sampling_session_id": raw_id, "seq_id": seq, "num_samples": 1, "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}, "sampling_params": {"max_tokens": 1}}
-        statuses.append(server.call("POST", "asample", body))
+    raw = raw_sampler(server, session)
+    start = time.monotonic()
+    statuses = [ask(server, raw, seq, 1, 1) for seq in range(125)]
     refused = [a["detail"] for s, a in statuses if s == 429]
     allowed = 120 + 2 * (time.monotonic() - start) + 1
     check.that("samples beyond the rate are 429", 119 <= len(statuses) - len(refused) <= allowed and {s for s, _ in statuses} <= {200, 429}, f"{len(refused)} refused of {len(statuses)}")
@@ -282,8 +289,7 @@ def request_quota(check: Checks, server: Server) -> None:
     made = [server.request("POST", "/api/v1/create_session", {"tags": [], "sdk_version": tinker.__version__})[:2] for _ in range(10)]
     waits = {headers["Retry-After"] for status, headers in made if status == 429}
     check.that("so are sessions, with the time to wait", waits == {"1"}, waits)
-    repeat = {"sampling_session_id": raw_id, "seq_id": 0, "num_samples": 1, "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}, "sampling_params": {"max_tokens": 1}}
-    check.that("a repeat of an accepted sample costs nothing", server.call("POST", "asample", repeat) == statuses[0])
+    check.that("a repeat of an accepted sample costs nothing", ask(server, raw, 0, 1, 1) == statuses[0])
     params = types.SamplingParams(max_tokens=2, temperature=1.0)
     start = time.monotonic()
     futures = [sampler.sample(prompt(5), 1, params) for _ in range(8)]
@@ -292,15 +298,9 @@ def request_quota(check: Checks, server: Server) -> None:
 
 
 def concurrency_quota(check: Checks, server: Server) -> None:
-    session = server.call("POST", "create_session", {"tags": [], "sdk_version": tinker.__version__})[1]["session_id"]
-    sampler = server.call("POST", "create_sampling_session", {"session_id": session, "sampling_session_seq_id": 5, "base_model": MODEL})[1]["sampling_session_id"]
-
-    def ask(seq: int) -> tuple[int, dict]:
-        chunks = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}
-        return server.call("POST", "asample", {"sampling_session_id": sampler, "seq_id": seq, "num_samples": 8, "prompt": chunks, "sampling_params": {"max_tokens": 300, "stop": []}})
-
+    sampler = raw_sampler(server, raw_session(server))
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ask, range(16)))
+        answers = list(pool.map(lambda seq: ask(server, sampler, seq, 8, 300), range(16)))
     refused = [a["detail"] for s, a in answers if s == 429]
     check.that("requests beyond the concurrency quota are 429 with the number", bool(refused) and "pending_requests: limit 3, used 3" in refused[0] and any(s == 200 for s, _ in answers), refused[:1])
     for _, answer in answers:

@@ -7,6 +7,7 @@ import tarfile
 import urllib.request
 from pathlib import Path
 
+from address import datum
 from rest_world import NAME, OTHERS, World
 
 
@@ -98,7 +99,7 @@ class FileChecks(World):
             moved = max(abs(a - b) for a, b in zip(self.sampler_logprobs(base, tokens), want, strict=True))
             assert gap < 2e-5 < moved, f"{name}: {gap} from peft, {moved} from the base model"
             trainer = self.mine.create_training_client_from_state(path).result()
-            out = trainer.forward([self.datum(tokens)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+            out = trainer.forward([datum(tokens)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
             assert max(abs(float(a) - b) for a, b in zip(out, want, strict=True)) < 2e-5, name
             self.step(trainer, 2)
             export = trainer.save_weights_external("again").result().path

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from address import datum
+from runner import refused
 from server import Server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,16 +44,9 @@ class World:
         self.server.start(**environment)
         self.trainer = self.mine.create_training_client_from_state(self.saved).result()
 
-    def datum(self, tokens):
-        types = self.tinker.types
-        return types.Datum(
-            model_input=types.ModelInput.from_ints(tokens[:-1]),
-            loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
-        )
-
     def step(self, trainer, n: int) -> None:
         for i in range(n):
-            trainer.forward_backward([self.datum([3 + i, 4, 5, 6])], "cross_entropy").result()
+            trainer.forward_backward([datum([3 + i, 4, 5, 6])], "cross_entropy").result()
             trainer.optim_step(self.tinker.types.AdamParams(learning_rate=1e-2)).result()
 
     def logprobs(self, service, path: str, tokens) -> list[float]:
@@ -61,13 +56,7 @@ class World:
         return sampler.compute_logprobs(self.tinker.types.ModelInput.from_ints(tokens)).result()[1:]
 
     def refused(self, call, status: int, mention: str) -> None:
-        try:
-            value = call()
-        except Exception as e:  # noqa: BLE001 - whatever it is, it must be this status
-            assert getattr(e, "status_code", None) == status, f"expected {status}, got {type(e).__name__}: {e}"
-            assert mention in str(e), f"{mention!r} is not in {e}"
-            return
-        raise AssertionError(f"expected {status}, got {value!r}")
+        refused(Exception, call, mention, status=status)
 
     def command(self, *args: str) -> str:
         """Output of the `tinker` command, run in this process: one of its own takes seconds to import the SDK.

@@ -47,6 +47,17 @@ class Checks:
             self.run(prefix + name.removeprefix("check_").replace("_", " "), getattr(holder, name), *args)
 
 
+def refused(kind: type[BaseException], call: Callable, *words: str, status: int | None = None) -> BaseException:
+    """The error of a call that must end with this class of error; every word is in its message, and the HTTP status is this one."""
+    try:
+        value = call()
+    except kind as e:
+        assert all(word in str(e) for word in words), f"{type(e).__name__}: {e} lacks one of {words}"
+        assert status in (None, getattr(e, "status_code", None)), f"expected {status}, got {type(e).__name__}: {e}"
+        return e
+    raise AssertionError(f"expected {kind.__name__} {status or ''} with {words}, got {value!r}")
+
+
 def main(parser: argparse.ArgumentParser, body: Callable[[Checks, argparse.Namespace], None]) -> None:
     """Runs `body` with the parsed arguments and ends the process: 0 when at least one check ran and all held."""
     parser.add_argument("--only", default="", metavar="A,B", help="the checks whose names contain one of these")

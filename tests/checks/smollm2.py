@@ -22,6 +22,7 @@ import statistics
 from pathlib import Path
 
 import smollm2_model
+from address import datum
 from curves import draw
 from runner import Checks, main
 from server import Server, arguments
@@ -57,8 +58,7 @@ class SmolLM2:
         ids = self.tokenizer.encode(PARAGRAPH)
         sampler = self.service.create_sampling_client(base_model=self.model).result()
         ours = sampler.compute_logprobs(types.ModelInput.from_ints(ids)).result()[1:]
-        datum = types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs={"target_tokens": ids[1:], "weights": [1.0] * (len(ids) - 1)})
-        trained = self.trainer.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+        trained = self.trainer.forward([datum(ids)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
         model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0, :-1]
@@ -80,7 +80,7 @@ class SmolLM2:
             folder = Path(email.__file__).parent
             ids = self.tokenizer.encode("\n".join((folder / name).read_text() for name in names))
             rows = [ids[i : i + 129] for i in range(0, len(ids) - 129, 129)][:n]
-            return [types.Datum(model_input=types.ModelInput.from_ints(r[:-1]), loss_fn_inputs={"target_tokens": r[1:], "weights": [1.0] * 128}) for r in rows]
+            return [datum(r) for r in rows]
 
         train, held_out = chunks(["message.py", "feedparser.py"], 64), chunks(["header.py", "generator.py"], 12)
         trainer = self.service.create_lora_training_client(self.model, rank=8, seed=0).result()
