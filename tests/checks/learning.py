@@ -87,7 +87,7 @@ def make_world(world: Path, model: Path, seed: int) -> None:
 
 
 def run_recipe(recipe: str, world: Path, server: Server, steps: int, start: str | None) -> list[float]:
-    """The recipe's metric at each step."""
+    """The recipe's metric at each step; `start` is the path of a checkpoint to begin with."""
     module, arguments, _, metric, _ = RECIPES[recipe]
     if start:
         arguments += f" load_checkpoint_path={start}"
