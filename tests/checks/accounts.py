@@ -288,7 +288,8 @@ def check_streams(new) -> None:
             error = refused(openai.APIError, lambda stream=stream: list(stream), "revoked")
             assert error.body["type"] == "authentication_error", error.body
             took = time.monotonic() - start
-            assert took < 2 * HONOURED_S, f"a stream ended {took:.1f} s after its key"
+            # It would run for minutes. What lies in the sockets' buffers is read first, and that can be some megabytes.
+            assert took < 30, f"a stream ended {took:.1f} s after its key"
         for _ in range(100):
             next(others)
         others.close()
