@@ -22,6 +22,20 @@ const PURPOSE: &[u8] = b"tinderbox transfer link v1\0";
 /// The kind of links to checkpoints.
 const CHECKPOINT: &str = "checkpoint";
 
+/// The last word of what a checkpoint's token seals: for whom it was made.
+const FOR_ITS_OWNER: &str = "own";
+const FOR_ANYONE: &str = "published";
+
+/// What a link to a checkpoint's files names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointLink {
+    pub path: CheckpointPath,
+    /// Which save of that path, so that the link ends when the path is overwritten. Characters of file names, no `~`.
+    pub save: String,
+    /// Given to someone else than the owner: it works only while the checkpoint is published.
+    pub while_published: bool,
+}
+
 /// Makes and checks tokens with the data directory's secret key.
 #[derive(Clone)]
 pub struct Links {
@@ -66,17 +80,20 @@ impl Links {
         (sealed_kind == kind && now.timestamp() < expires.parse().ok()?).then(|| id.to_owned())
     }
 
-    /// A checkpoint, sealed as `RUN~KIND~NAME`: the slashes of its path would need escaping.
-    pub fn seal_checkpoint(&self, path: &CheckpointPath, expires: DateTime<Utc>) -> String {
-        let CheckpointPath { run, kind, name } = path;
-        self.seal(CHECKPOINT, &format!("{run}~{}~{name}", kind.segment()), expires)
+    /// A checkpoint, sealed as `RUN~KIND~NAME~SAVE~WHOSE`: the slashes of its path would need escaping.
+    pub fn seal_checkpoint(&self, link: &CheckpointLink, expires: DateTime<Utc>) -> String {
+        let CheckpointLink { path: CheckpointPath { run, kind, name }, save, while_published } = link;
+        let whose = if *while_published { FOR_ANYONE } else { FOR_ITS_OWNER };
+        self.seal(CHECKPOINT, &format!("{run}~{}~{name}~{save}~{whose}", kind.segment()), expires)
     }
 
-    pub fn unseal_checkpoint(&self, token: &str, now: DateTime<Utc>) -> Option<CheckpointPath> {
+    pub fn unseal_checkpoint(&self, token: &str, now: DateTime<Utc>) -> Option<CheckpointLink> {
         let id = self.unseal(CHECKPOINT, token, now)?;
-        let [run, kind, name] = id.split('~').collect::<Vec<_>>().try_into().ok()?;
+        let [run, kind, name, save, whose] = id.split('~').collect::<Vec<_>>().try_into().ok()?;
         check_name(name).ok()?;
-        Some(CheckpointPath { run: ModelId(run.into()), kind: CheckpointKind::from_segment(kind)?, name: name.into() })
+        let (run, kind, name) = (ModelId(run.into()), CheckpointKind::from_segment(kind)?, name.into());
+        let path = CheckpointPath { run, kind, name };
+        Some(CheckpointLink { path, save: save.into(), while_published: whose != FOR_ITS_OWNER })
     }
 
     /// A secret for another purpose, the same as long as the data directory's key is.
@@ -121,8 +138,9 @@ mod tests {
         DateTime::from_timestamp(seconds, 0).unwrap()
     }
 
-    fn path() -> CheckpointPath {
-        "tinker://11111111-2222-4333-8444-555555555555:train:0/external_weights/a.b_c-1".parse().unwrap()
+    fn link() -> CheckpointLink {
+        let path = "tinker://11111111-2222-4333-8444-555555555555:train:0/external_weights/a.b_c-1".parse().unwrap();
+        CheckpointLink { path, save: "a.b_c-1.0f".into(), while_published: true }
     }
 
     fn links() -> Links {
@@ -131,24 +149,28 @@ mod tests {
 
     #[test]
     fn a_token_names_its_checkpoint_until_it_expires() {
-        let token = links().seal_checkpoint(&path(), at(1000));
-        assert_eq!(links().unseal_checkpoint(&token, at(999)), Some(path()));
+        let own = CheckpointLink { while_published: false, ..link() };
+        assert_eq!(links().unseal_checkpoint(&links().seal_checkpoint(&own, at(1000)), at(999)), Some(own));
+        let token = links().seal_checkpoint(&link(), at(1000));
+        assert_eq!(links().unseal_checkpoint(&token, at(999)), Some(link()));
         assert_eq!(links().unseal_checkpoint(&token, at(1000)), None);
         assert!(token.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:".contains(&b)), "{token}");
     }
 
     #[test]
     fn the_signature_is_hmac_sha256() {
-        let token = links().seal_checkpoint(&"tinker://r/weights/n".parse().unwrap(), at(1000));
+        let path = "tinker://r/weights/n".parse().unwrap();
+        let token =
+            links().seal_checkpoint(&CheckpointLink { path, save: "n.1".into(), while_published: false }, at(1000));
         assert_eq!(
             token,
-            "checkpoint~r~weights~n~1000~3b9843c9705833d275a9074e9246369ead726f7736cae83e1040ef410fa5f565"
+            "checkpoint~r~weights~n~n.1~own~1000~78f0d632c7eb72b441463653c69ea9ff9dc4e688af10888d17143b239762fda5"
         );
     }
 
     #[test]
     fn any_altered_byte_fails() {
-        let token = links().seal_checkpoint(&path(), at(1000));
+        let token = links().seal_checkpoint(&link(), at(1000));
         for i in 0..token.len() {
             for other in [b'0', b'a', b'A', b'~', b'9'] {
                 let mut altered = token.clone().into_bytes();
@@ -178,15 +200,15 @@ mod tests {
         assert_eq!(links().unseal("export", &token, at(999)), None);
         assert_eq!(links().unseal("upload", &token.replace("1-2", "1-3"), at(999)), None);
         assert_eq!(links().unseal_checkpoint(&token, at(999)), None);
-        assert_eq!(links().unseal("upload", &links().seal_checkpoint(&path(), at(1000)), at(999)), None);
+        assert_eq!(links().unseal("upload", &links().seal_checkpoint(&link(), at(1000)), at(999)), None);
     }
 
     #[test]
     fn the_key_survives_a_restart_and_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("new");
-        let token = Links::open(&data).unwrap().seal_checkpoint(&path(), at(1000));
-        assert_eq!(Links::open(&data).unwrap().unseal_checkpoint(&token, at(0)), Some(path()));
+        let token = Links::open(&data).unwrap().seal_checkpoint(&link(), at(1000));
+        assert_eq!(Links::open(&data).unwrap().unseal_checkpoint(&token, at(0)), Some(link()));
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
