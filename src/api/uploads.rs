@@ -1,5 +1,6 @@
 //! Uploading an adapter: start announces the files, each is sent to its link, finish makes a checkpoint of them.
 
+use std::io::ErrorKind;
 use std::path::Path as FilePath;
 
 use axum::Json;
@@ -72,7 +73,12 @@ pub async fn put(
     // Removed when the transfer breaks off at whatever point.
     let transfer = tempfile::TempPath::try_from_path(transfer).map_err(Error::from)?;
     receive(body, &transfer, size, &file).await?;
-    tokio::fs::rename(&transfer, place).await.map_err(Error::from)?;
+    // No file changes while a checkpoint is made of them; after that its place is gone.
+    let _outcome = upload.outcome.lock().await;
+    tokio::fs::rename(&transfer, place).await.map_err(|e| match e.kind() {
+        ErrorKind::NotFound => over(&file),
+        _ => e.into(),
+    })?;
     Ok(Json(json!({ "size_bytes": size })))
 }
 
@@ -152,10 +158,13 @@ fn base_of<'a>(app: &'a App, config: &AdapterConfig, wanted: Option<&str>) -> Re
     }
 }
 
+fn over(file: &str) -> Error {
+    Error::not_found(format!("{file}: the upload is finished or was given up"))
+}
+
 /// Exactly `size` bytes into a new file.
 async fn receive(body: Body, path: &FilePath, size: u64, name: &str) -> ApiResult<()> {
-    let finished = |_| Error::not_found(format!("{name}: the upload is finished or was given up"));
-    let mut file = tokio::fs::File::create_new(path).await.map_err(finished)?;
+    let mut file = tokio::fs::File::create_new(path).await.map_err(|_| over(name))?;
     let mut stream = body.into_data_stream();
     let mut received = 0u64;
     let silent =
@@ -195,10 +204,10 @@ mod tests {
         Ok(start(State(app.clone()), Owner(owner()), HeaderMap::new(), JsonBody(r)).await?.0)
     }
 
-    async fn send(app: &App, url: &str, body: &'static str) -> StatusCode {
+    async fn send(app: &App, url: &str, body: impl Into<Body>) -> StatusCode {
         let mut parts = url.rsplit('/').map(str::to_owned);
         let (file, token) = (parts.next().unwrap(), parts.next().unwrap());
-        match put(State(app.clone()), Path((token, file)), Body::from(body)).await {
+        match put(State(app.clone()), Path((token, file)), body.into()).await {
             Ok(_) => StatusCode::OK,
             Err(e) => e.into_response().status(),
         }
@@ -231,5 +240,21 @@ mod tests {
         let e = finished(&app, owner(), &upload.upload_id).await;
         assert!(e.contains("there is no upload"), "what does not fit is gone: {e}");
         assert!(started(&app, Some("huge")).await.is_err(), "an unknown base model is refused at the start");
+    }
+
+    #[tokio::test]
+    async fn what_still_arrives_when_the_upload_ends_is_refused() {
+        let (app, _engine) = testing::app().await;
+        let upload = started(&app, None).await.unwrap();
+        let url = &upload.urls["adapter_config.json"];
+        assert_eq!(send(&app, url, "{}  ").await, StatusCode::OK);
+        assert_eq!(send(&app, &upload.urls["adapter_model.safetensors"], "abcd").await, StatusCode::OK);
+        let (ends, id) = (app.clone(), upload.upload_id.clone());
+        let first = futures_util::stream::iter([Ok::<_, std::convert::Infallible>("{} ")]);
+        let rest = futures_util::stream::once(async move {
+            assert!(finished(&ends, owner(), &id).await.contains("peft_type is null"));
+            Ok(" ")
+        });
+        assert_eq!(send(&app, url, Body::from_stream(first.chain(rest))).await, StatusCode::NOT_FOUND);
     }
 }
