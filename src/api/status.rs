@@ -37,17 +37,19 @@ pub async fn status(State(app): State<App>, Owner(owner): Owner) -> ApiResult<Js
     };
     Ok(Json(StatusResponse {
         server,
-        quotas: quotas(&app, &owner, mine as u64).await?,
+        quotas: quotas(&app, &owner).await?,
         waiting_count: mine as u64,
         waiting: waiting.into_iter().map(|w| waits(&app, &owner, w)).collect(),
         recent_errors: app.futures().failures(&owner).into_iter().map(failed).collect(),
     }))
 }
 
-async fn quotas(app: &App, owner: &OwnerId, pending: u64) -> Result<QuotaStatus> {
+async fn quotas(app: &App, owner: &OwnerId) -> Result<QuotaStatus> {
     let quotas = app.quotas(owner);
     let rates = app.futures().pace().used(owner);
     let of = |limit: Option<u64>, used: Option<u64>| QuotaUse { limit, used };
+    // What the limit is held against: also bodies that still arrive and answers that are being streamed.
+    let pending = app.futures().admission().pending(owner) as u64;
     let pending_limit = quotas.pending_requests.unwrap_or(app.limits().pending_requests as u64);
     Ok(QuotaStatus {
         weight: quotas.weight,
@@ -104,8 +106,12 @@ mod tests {
             let _ = n.issue(&app, 0, command, Completion::OptimStep).unwrap();
         }
         let ask = async |who: OwnerId| status(State(app.clone()), Owner(who)).await.unwrap().0;
+        let arriving = app.futures().admission().enter(&owner()).unwrap();
+        assert_eq!(ask(owner()).await.quotas.pending_requests.used, Some(3));
+        drop(arriving);
         let told = ask(owner()).await;
         assert_eq!((told.waiting_count, told.server.queue_depth), (2, 2));
+        assert_eq!(told.quotas.pending_requests.used, Some(2));
         assert_eq!(told.waiting[0].request, format!("seq_id 1 of run {model}"));
         let states: Vec<_> = told.waiting.iter().map(|w| (w.queue_state, w.requests_before)).collect();
         assert_eq!(states, [(QueueState::Active, 0), (QueueState::PausedRateLimit, 1)]);
@@ -113,6 +119,7 @@ mod tests {
         assert!(why.starts_with("quota requests_per_minute: limit 1, used 1 and"), "{why}");
         let other = ask(OwnerId("other".into())).await;
         assert_eq!((other.waiting.len(), other.server.queue_depth), (0, 2));
+        assert_eq!(other.quotas.pending_requests.used, Some(0));
 
         let Message::Submit(first) = engine.recv().unwrap() else { panic!("not a submission") };
         assert!(engine.try_recv().is_err(), "the second waits for the account's rate");

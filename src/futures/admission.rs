@@ -86,6 +86,11 @@ impl Admission {
         Ok(Permit { admission: self.clone(), owner: owner.clone(), bytes: 0 })
     }
 
+    /// How many requests of this owner have entered and are not finished.
+    pub fn pending(&self, owner: &OwnerId) -> usize {
+        self.lock().owners.get(owner).map_or(0, |held| held.requests)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
         self.counts.lock().expect("no code panics while it holds the counts")
     }
@@ -224,8 +229,10 @@ mod tests {
         let admission = Admission::new(Room { bytes: 100, requests: 2 }, Accounts::default());
         let (first, _second) = (admission.enter(&owner("a")).unwrap(), admission.enter(&owner("a")).unwrap());
         assert!(admission.enter(&owner("a")).is_err_and(|full| full.why.starts_with("2 requests")));
+        assert_eq!((admission.pending(&owner("a")), admission.pending(&owner("b"))), (2, 0));
         assert!(admission.enter(&owner("b")).is_ok());
         drop(first);
+        assert_eq!(admission.pending(&owner("a")), 1);
         assert!(admission.enter(&owner("a")).is_ok());
     }
 
