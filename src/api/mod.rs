@@ -24,6 +24,7 @@ mod held;
 mod inference;
 mod keys;
 mod known;
+mod leftover;
 mod load;
 mod numbers;
 mod openai;
@@ -129,6 +130,7 @@ pub fn router(app: App) -> Router {
         .layer(from_fn(error::in_one_shape))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(from_fn(inference::error_shapes::in_their_shape))
+        .layer(from_fn(leftover::read))
         .layer(from_fn(trace::trace))
         .with_state(app)
 }
