@@ -5,6 +5,8 @@
 mod chat;
 /// Custom losses against PyTorch's values, and those that are refused.
 mod custom_loss;
+/// What they follow on their way from the logprobs.
+mod custom_loss_paths;
 /// The engine through its handle: neighbours, order, failures.
 mod engine;
 /// Generations followed token by token, and across changes of weights.

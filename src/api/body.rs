@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::futures::admission::Permit;
 use crate::ids::OwnerId;
 
+use super::arrival::{self, Arrival, Pace};
 use super::auth::Owner;
 use super::error::{ApiError, ApiResult};
 use super::headers::text;
@@ -26,9 +27,6 @@ const MAX_SMALL: usize = 4 << 20;
 
 /// Larger ones are parsed on threads where they do not hold up others.
 const LARGE: usize = 64 << 10;
-
-/// A body may take as long as it likes, but not be silent for longer than this.
-pub const SILENCE: Duration = Duration::from_secs(60);
 
 /// What is looked at of a body that is too large, to find its number, and for how long it may take to arrive.
 const PEEK: usize = 64 << 10;
@@ -65,7 +63,7 @@ async fn small(request: Request, app: &App) -> ApiResult<Bytes> {
     let (mut parts, body) = request.into_parts();
     let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
     let limit = app.limits().json_body_bytes.min(MAX_SMALL);
-    let received = receive(app, &parts.headers, body, limit, Permit::unlimited(&owner)).await;
+    let received = receive(app, &parts.headers, body, limit, arrival::SMALL, Permit::unlimited(&owner)).await;
     Ok(received.map_err(|fault| fault.error)?.0)
 }
 
@@ -79,7 +77,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for WorkBody<T> {
         let (mut parts, body) = request.into_parts();
         let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
         let permit = app.futures().admission().enter(&owner)?;
-        let received = receive(app, &parts.headers, body, app.limits().json_body_bytes, permit).await;
+        let limit = app.limits().json_body_bytes;
+        let received = receive(app, &parts.headers, body, limit, arrival::LARGE, permit).await;
         let (bytes, permit) = received.map_err(|fault| fault.error)?;
         Ok(Self(parse_off_thread(app, bytes).await?, permit))
     }
@@ -109,7 +108,7 @@ pub async fn numbered(
     limit: usize,
 ) -> ApiResult<(Bytes, Permit)> {
     let permit = app.futures().admission().enter(owner)?;
-    match receive(app, headers, body, limit, permit).await {
+    match receive(app, headers, body, limit, arrival::LARGE, permit).await {
         Ok(received) => Ok(received),
         Err(Fault { error, seen }) => {
             spend(app, owner, seen).await;
@@ -158,6 +157,7 @@ async fn receive(
     headers: &HeaderMap,
     body: Body,
     limit: usize,
+    pace: Pace,
     mut permit: Permit,
 ) -> Result<(Bytes, Permit), Fault> {
     // One that is no text is none we know.
@@ -170,7 +170,7 @@ async fn receive(
         return Err(Fault { error, seen });
     }
     permit.check(declared.unwrap_or(0)).map_err(Fault::blank)?;
-    let raw = collect(body, limit, SILENCE, &mut permit).await?;
+    let raw = collect(body, limit, pace, &mut permit).await?;
     match encoding {
         "" | "identity" => Ok((raw, permit)),
         "zstd" => {
@@ -185,13 +185,11 @@ async fn receive(
     }
 }
 
-/// The body as it arrives. 408 when nothing of it came for `silence`.
-async fn collect(body: Body, limit: usize, silence: Duration, permit: &mut Permit) -> Result<Bytes, Fault> {
-    let mut stream = body.into_data_stream();
+/// The body as it arrives.
+async fn collect(body: Body, limit: usize, pace: Pace, permit: &mut Permit) -> Result<Bytes, Fault> {
+    let mut arrival = Arrival::new("the request body", body, pace);
     let mut raw = BytesMut::new();
-    while let Some(frame) =
-        tokio::time::timeout(silence, stream.next()).await.map_err(|_| Fault::blank(stalled(silence, raw.len())))?
-    {
+    while let Some(frame) = arrival.next().await.map_err(Fault::blank)? {
         // Whoever broke off will send it all again.
         let frame = frame.map_err(|e| Fault::blank(broken(&e)))?;
         let size = raw.len() + frame.len();
@@ -233,12 +231,6 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
 fn broken(e: &axum::Error) -> ApiError {
     let text = std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string);
     ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {text}"))
-}
-
-fn stalled(silence: Duration, received: usize) -> ApiError {
-    let seconds = silence.as_secs();
-    let detail = format!("nothing of the request body came for {seconds} s, after {received} bytes; send it again");
-    ApiError::new(StatusCode::REQUEST_TIMEOUT, detail)
 }
 
 #[cfg(test)]
@@ -320,25 +312,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_may_be_slow_but_not_silent() {
-        let silence = Duration::from_millis(400);
-        let pieces = |waits: [u32; 4]| {
-            let piece = move |wait| async move {
-                tokio::time::sleep(silence / 4 * wait).await;
+    async fn what_is_too_long_and_what_is_too_slow_end_a_body() {
+        let pieces = |pauses: [u64; 4]| {
+            let piece = |ms| async move {
+                tokio::time::sleep(Duration::from_millis(ms)).await;
                 Ok::<_, std::io::Error>("ab")
             };
-            Body::from_stream(futures_util::stream::iter(waits).then(piece))
+            Body::from_stream(futures_util::stream::iter(pauses).then(piece))
         };
         let enter = || Permit::unlimited(&testing::owner());
-        let slow = collect(pieces([2; 4]), 100, silence, &mut enter()).await.ok().unwrap();
-        assert_eq!(slow, "abababab", "twice the time in all");
-        let silent = collect(pieces([0, 0, 100, 0]), 100, silence, &mut enter()).await.err().unwrap();
-        assert!(silent.seen.is_empty(), "its number comes again");
-        let response = silent.error.into_response();
-        assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
-        let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
-        assert!(String::from_utf8_lossy(&body).contains("after 4 bytes; send it again"), "{body:?}");
-        let large = collect(pieces([0; 4]), 5, silence, &mut enter()).await.err().unwrap();
+        let whole = collect(pieces([0; 4]), 100, arrival::SMALL, &mut enter()).await.ok().unwrap();
+        assert_eq!(whole, "abababab");
+        let large = collect(pieces([0; 4]), 5, arrival::SMALL, &mut enter()).await.err().unwrap();
         assert_eq!(large.error.detail(), "the request body has at least 6 bytes; the limit is 5 bytes");
+        let hasty = Pace { grace: Duration::from_millis(500), ..arrival::LARGE };
+        let slow = collect(pieces([0, 0, 60_000, 0]), 100, hasty, &mut enter()).await.err().unwrap();
+        assert!(slow.error.detail().starts_with("the request body came too slowly: 4 bytes in "));
+        assert!(slow.seen.is_empty(), "its number comes again");
+        assert_eq!(slow.error.into_response().status(), StatusCode::REQUEST_TIMEOUT);
     }
 }

@@ -5,6 +5,7 @@ mod account;
 mod answers;
 mod anthropic;
 mod archive;
+mod arrival;
 mod audit;
 mod auth;
 mod billing;

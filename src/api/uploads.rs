@@ -8,7 +8,6 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use chrono::Utc;
-use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tinderbox_client::types::uploads::{
     ExternalWeightsUploadFinishRequest, ExternalWeightsUploadFinishResponse, ExternalWeightsUploadStartRequest,
@@ -26,8 +25,9 @@ use crate::upload::{Upload, Wish};
 use crate::validate::metadata::bounded;
 use crate::validate::weights::ttl;
 
+use super::arrival::{self, Arrival};
 use super::auth::Owner;
-use super::body::{JsonBody, SILENCE};
+use super::body::JsonBody;
 use super::error::{ApiError, ApiResult};
 use super::held::{Held, Place};
 use super::state::App;
@@ -165,11 +165,9 @@ fn over(file: &str) -> Error {
 /// Exactly `size` bytes into a new file.
 async fn receive(body: Body, path: &FilePath, size: u64, name: &str) -> ApiResult<()> {
     let mut file = tokio::fs::File::create_new(path).await.map_err(|_| over(name))?;
-    let mut stream = body.into_data_stream();
+    let mut arrival = Arrival::new(name, body, arrival::LARGE);
     let mut received = 0u64;
-    let silent =
-        |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("{name}: nothing came for {} s", SILENCE.as_secs()));
-    while let Some(frame) = tokio::time::timeout(SILENCE, stream.next()).await.map_err(silent)? {
+    while let Some(frame) = arrival.next().await? {
         let frame =
             frame.map_err(|e| Error::user(format!("{name}: the body broke off after {received} bytes: {e}")))?;
         received += frame.len() as u64;

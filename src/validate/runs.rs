@@ -40,20 +40,29 @@ pub fn optimizer(config: &OptimizerConfig) -> Result<()> {
     )))
 }
 
-/// One step's settings, each in its range.
+/// One step's settings, each in its range, which is what float32 can say: the step is computed in it.
 pub fn adam(params: Option<&WireAdam>, other: Option<&Value>) -> Result<AdamParams> {
     if other.is_some() {
         return Err(Error::user("optimizer_params are for other optimisers; runs here use adamw: send adam_params"));
     }
     let p = params.ok_or_else(|| Error::user("adam_params are missing"))?;
     let at_least_zero = |name, x: f64| range(name, x, x.is_finite() && x >= 0.0, "a finite number ≥ 0");
+    let finite = |x: f64| (x as f32).is_finite();
+    let single =
+        |name, x: f64| range(name, x, x >= 0.0 && finite(x), "a number ≥ 0 and at most 3.4e38, float32's largest");
     let beta = |name, x: f64| range(name, x, (0.0..1.0).contains(&x), "0 ≤ beta < 1");
+    // A weight without gradients divides 0 by it.
+    let eps_wanted = "at least 1.4e-45, float32's smallest number above 0, and at most 3.4e38, its largest";
+    let decay = p.learning_rate * p.weight_decay;
+    let (learning_rate, weight_decay) =
+        (single("learning_rate", p.learning_rate)?, single("weight_decay", p.weight_decay)?);
+    range("learning_rate × weight_decay", decay, finite(decay), "at most 3.4e38, float32's largest number")?;
     Ok(AdamParams {
-        learning_rate: at_least_zero("learning_rate", p.learning_rate)?,
+        learning_rate,
         beta1: beta("beta1", p.beta1)?,
         beta2: beta("beta2", p.beta2)?,
-        eps: at_least_zero("eps", p.eps)?,
-        weight_decay: at_least_zero("weight_decay", p.weight_decay)?,
+        eps: range("eps", p.eps, p.eps as f32 > 0.0 && finite(p.eps), eps_wanted)?,
+        weight_decay,
         grad_clip_norm: at_least_zero("grad_clip_norm", p.grad_clip_norm)?,
     })
 }
@@ -145,6 +154,13 @@ mod tests {
             ("learning_rate", WireAdam { learning_rate: -1.0, ..default.clone() }),
             ("learning_rate", WireAdam { learning_rate: f64::NAN, ..default.clone() }),
             ("eps", WireAdam { eps: -1.0, ..default.clone() }),
+            ("eps is 0;", WireAdam { eps: 0.0, ..default.clone() }),
+            ("1.4e-45", WireAdam { eps: 1e-50, ..default.clone() }),
+            ("eps is NaN;", WireAdam { eps: f64::NAN, ..default.clone() }),
+            ("3.4e38", WireAdam { eps: 1e39, ..default.clone() }),
+            ("learning_rate is 1000000", WireAdam { learning_rate: 1e39, ..default.clone() }),
+            ("weight_decay is 1000000", WireAdam { weight_decay: 1e39, ..default.clone() }),
+            ("learning_rate × weight_decay", WireAdam { learning_rate: 1e20, weight_decay: 1e20, ..default.clone() }),
             ("weight_decay", WireAdam { weight_decay: f64::INFINITY, ..default.clone() }),
             ("grad_clip_norm", WireAdam { grad_clip_norm: -1.0, ..default.clone() }),
         ];
@@ -152,5 +168,7 @@ mod tests {
             assert!(adam(Some(&params), None).unwrap_err().message.contains(name), "{name}");
         }
         assert!(adam(None, None).is_err());
+        let odd = WireAdam { eps: 1e-44, learning_rate: 1e18, grad_clip_norm: 1e300, ..default };
+        assert!(adam(Some(&odd), None).is_ok());
     }
 }

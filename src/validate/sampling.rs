@@ -104,10 +104,15 @@ fn params(wire: &WireParams, prompt_len: usize, model: &ModelInfo, seed: u64) ->
         max_tokens: max_tokens(wire.max_tokens, prompt_len, model)?,
         seed: wire.seed.unwrap_or(seed),
         stop: stop(wire.stop.as_ref(), model)?,
-        temperature: wire.temperature as f32,
+        temperature: positive_f32(wire.temperature),
         top_k: wire.top_k.max(0) as usize,
-        top_p: wire.top_p as f32,
+        top_p: positive_f32(wire.top_p),
     })
+}
+
+/// 0, or the nearest float that is neither 0 nor infinite: both mean something else.
+fn positive_f32(x: f64) -> f32 {
+    if x == 0.0 { 0.0 } else { (x as f32).clamp(f32::from_bits(1), f32::MAX) }
 }
 
 /// Prompt and sample must fit into the context. One token more than that is fine for `max_tokens=1`, which scores a
@@ -235,6 +240,16 @@ mod tests {
             assert!(check(&[1, 2], change).unwrap_err().message.contains(name), "{name}");
         }
         assert!(check(&[], |_| {}).unwrap_err().message.contains("empty"));
+    }
+
+    #[test]
+    fn a_temperature_that_floats_cannot_hold_stays_what_it_is() {
+        let taken = |t| check(&[1], |w| w.sampling_params.temperature = t).unwrap().request.params.temperature;
+        assert_eq!([0.0, -0.0, 0.5, 1e-30].map(taken), [0.0, 0.0, 0.5, 1e-30]);
+        assert_eq!([1e-46, 1e-320].map(taken), [f32::from_bits(1); 2], "not greedy, whose logprobs are those of 1");
+        assert_eq!(taken(1e300), f32::MAX);
+        let p = check(&[1], |w| w.sampling_params.top_p = 1e-60).unwrap().request.params.top_p;
+        assert_eq!(p, f32::from_bits(1));
     }
 
     #[test]

@@ -256,6 +256,19 @@ mod tests {
     }
 
     #[test]
+    fn csr_in_any_order_is_the_dense_tensor_and_a_cell_sent_twice_is_refused() {
+        let csr = |col: &[i64]| TensorData {
+            values: TensorValues::Int64(vec![5, 6, 7]),
+            shape: Some(vec![2, 2]),
+            csr: Some(CsrIndices { crow: vec![0, 1, 3], col: col.to_vec() }),
+        };
+        let check = |t| check(Loss::CrossEntropy, datum_of(&[1, 2], &[("target_tokens", t)])).unwrap();
+        assert_eq!(check(csr(&[0, 1, 0])), check(ints(&[5, 0, 7, 6]).with_shape([2, 2])));
+        let twice = [("target_tokens", csr(&[0, 1, 1]))];
+        refused(Loss::CrossEntropy, &[1, 2], &twice, &["target_tokens: CSR column 1 stands twice in row 1"]);
+    }
+
+    #[test]
     fn lengths_and_ids() {
         const CE: Loss = Loss::CrossEntropy;
         let good = ("target_tokens", ints(&[1, 2, 3]));

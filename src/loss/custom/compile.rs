@@ -15,6 +15,9 @@ const MAX_INPUTS: usize = 16;
 const MAX_METRICS: usize = 64;
 /// Arguments of all nodes together, those in lists among them.
 const MAX_ARGS: usize = 20_000;
+/// As torch refuses to go back from a loss that requires no gradient.
+pub const NO_DERIVATIVE: &str = "the loss does not depend on logprobs, or only through what has no derivative, such as \
+                                 detach, comparisons and integers";
 /// How much of a name an error repeats.
 const SHOWN: usize = 80;
 
@@ -224,10 +227,11 @@ fn finish(id: &str, graph: &Graph, steps: Vec<Step>, loss: usize, metrics: Vec<(
     let mut reached = vec![false; slots];
     reached[0] = true;
     for step in &steps {
-        reached[step.slot] = step.args.iter().any(|a| a.refers(&|slot| reached[slot]));
+        let passes = !ops::ends_derivative(step.op, &step.args);
+        reached[step.slot] = passes && step.args.iter().any(|a| a.refers(&|slot| reached[slot]));
     }
     if !reached[loss] {
-        return refuse("the loss does not depend on logprobs");
+        return refuse(NO_DERIVATIVE);
     }
     let kept: HashSet<usize> = metrics.iter().map(|(_, slot)| *slot).chain([loss]).collect();
     let mut seen = kept.clone();

@@ -3,6 +3,7 @@
 use super::args::Args;
 use super::eval::Eval;
 use super::graph::NodeKind;
+use super::program::Expr;
 use super::value::{Value, refuse};
 use super::{
     binary, create, distance, einsum, functional, join, layout, lines, products, python, reduce, scatter, select, unary,
@@ -174,6 +175,43 @@ pub const VIEWS: &[&str] = &[
     "view",
     "view_as",
 ];
+
+/// Operations whose result has no derivative, beside those that make constants, bools and Python's numbers.
+const FLAT: &[&str] = &[
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "bool",
+    "count_nonzero",
+    "detach",
+    "dim",
+    "int",
+    "is_floating_point",
+    "isclose",
+    "isin",
+    "long",
+    "nonzero",
+    "numel",
+    "size",
+];
+
+/// Whether no derivative passes through this operation, whatever the values are.
+pub fn ends_derivative(op: &Op, args: &[Expr]) -> bool {
+    let constant = |family: &[Op]| family.iter().any(|o| o.name == op.name);
+    match op.run {
+        Run::Test(_) | Run::Compare(_) => true,
+        _ if op.name == "getattr" => {
+            !matches!(args.get(1), Some(Expr::Text(name)) if matches!(name.as_str(), "values" | "T" | "mT"))
+        }
+        _ => FLAT.contains(&op.name) || constant(create::OPS) || constant(python::OPS),
+    }
+}
 
 pub struct Found {
     pub op: &'static Op,

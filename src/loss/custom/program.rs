@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::args::Args;
+use super::compile::NO_DERIVATIVE;
 use super::eval::Eval;
 use super::graph::Input;
 use super::ops::{self, Op};
@@ -134,10 +135,8 @@ impl Program {
             let Some(number) = number else { return refuse(format!("metric {name} is not one number")) };
             custom.push((name.clone(), number));
         }
-        let derivative = match loss.node {
-            Some(node) => outcome.eval.tape.backward(node, vec![1.0]),
-            None => vec![0.0; logprobs.len()],
-        };
+        let Some(node) = loss.node else { return refuse(NO_DERIVATIVE) };
+        let derivative = outcome.eval.tape.backward(node, vec![1.0]);
         let d_logprobs: Vec<f32> = derivative.into_iter().map(|d| d as f32).collect();
         if let Some(i) = d_logprobs.iter().position(|d| !d.is_finite()) {
             let (position, d, lp) = (i / datum.k, d_logprobs[i], logprobs[i]);

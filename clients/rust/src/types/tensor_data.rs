@@ -100,7 +100,8 @@ impl TensorData {
 
     /// The dense tensor, absent CSR cells filled with `pad`. Never allocates more than `max_elements`.
     ///
-    /// Errors: a shape that is negative, too large or disagrees with the number of values; broken CSR indices.
+    /// Errors: a shape that is negative, too large or disagrees with the number of values; broken CSR indices, among
+    /// them a column that a row names twice. In what order a row names its columns does not matter.
     pub fn to_dense(&self, pad: i64, max_elements: usize) -> Result<DenseTensor, String> {
         let shape = match &self.shape {
             Some(s) => s
@@ -153,8 +154,21 @@ impl CsrIndices {
                 cells.push(row * cols + c);
             }
         }
-        Ok(cells)
+        match repeated(&cells) {
+            Some(cell) => Err(format!("CSR column {} stands twice in row {}", cell % cols, cell / cols)),
+            None => Ok(cells),
+        }
     }
+}
+
+/// The lowest number that stands there more than once.
+fn repeated(numbers: &[usize]) -> Option<usize> {
+    if numbers.is_sorted_by(|a, b| a < b) {
+        return None;
+    }
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).find(|w| w[0] == w[1]).map(|w| w[0])
 }
 
 fn scatter<T: Copy>(stored: &[T], cells: &[usize], count: usize, pad: T) -> Vec<T> {
@@ -286,6 +300,20 @@ mod tests {
         ] {
             assert!(make(crow, col).to_dense(0, 4).is_err(), "{crow:?} {col:?}");
         }
+    }
+
+    #[test]
+    fn csr_columns_come_in_any_order_but_once() {
+        let make = |values: &[i64], crow: &[i64], col: &[i64]| TensorData {
+            values: TensorValues::Int64(values.to_vec()),
+            shape: Some(vec![2, 3]),
+            csr: Some(CsrIndices { crow: crow.to_vec(), col: col.to_vec() }),
+        };
+        let any_order = make(&[5, 6, 7, 8], &[0, 3, 4], &[2, 0, 1, 2]).to_dense(-1, 6).unwrap();
+        assert_eq!(any_order.values, TensorValues::Int64(vec![6, 7, 5, -1, -1, 8]));
+        let twice = make(&[5, 6, 7, 8], &[0, 1, 4], &[1, 2, 0, 2]).to_dense(-1, 6);
+        assert_eq!(twice.unwrap_err(), "CSR column 2 stands twice in row 1");
+        assert!(make(&[5, 6], &[0, 2, 2], &[1, 1]).to_dense(-1, 6).is_err());
     }
 
     #[test]

@@ -218,7 +218,7 @@ pub struct AdamParams {
     #[cfg_attr(feature = "schema", schema(minimum = 0, exclusive_maximum = 1, default = 0.95))]
     pub beta2: f64,
     #[serde(default = "eps::value", deserialize_with = "eps::or_null")]
-    #[cfg_attr(feature = "schema", schema(minimum = 0, default = 1e-12))]
+    #[cfg_attr(feature = "schema", schema(exclusive_minimum = 0, default = 1e-12))]
     pub eps: f64,
     #[serde(default, deserialize_with = "lenient::null_default")]
     #[cfg_attr(feature = "schema", schema(minimum = 0, default = 0.0))]
