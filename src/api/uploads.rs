@@ -186,6 +186,8 @@ async fn receive(body: Body, path: &FilePath, size: u64, name: &str) -> ApiResul
 
 #[cfg(test)]
 mod tests {
+    use futures_util::StreamExt;
+
     use super::*;
     use crate::api::testing::{self, owner};
     use crate::ids::OwnerId;
