@@ -93,7 +93,7 @@ pub fn checkpoint(path: &str, owner: &str) -> CheckpointRow {
     }
 }
 
-/// A sampler of `tiny`, this session's `seq`-th, made now.
+/// The `seq`-th sampler of `session`, on the model `tiny`, made now.
 pub fn sampler(session: &str, seq: u64, owner: &str, source: SamplerSource) -> SamplerRow {
     let (session, owner) = (SessionId(session.into()), OwnerId(owner.into()));
     let id = session.sampler(seq);
