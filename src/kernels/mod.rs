@@ -3,6 +3,7 @@
 //! Every operation has its derivative beside it, so the engine needs no autodiff graph. Shape letters: T tokens of a
 //! pass, D model, N query heads, G key/value heads, H head size, F feed-forward, V vocabulary, R rank.
 
+mod pages;
 mod reference;
 
 #[cfg(test)]
@@ -14,6 +15,7 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
+pub use pages::room;
 pub use reference::Reference;
 
 /// All parameters and activations are matrices; vectors are (1, n).

@@ -9,6 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::kernels::room;
 use crate::model::config::DecoderConfig;
 use crate::model::params::Param;
 
@@ -183,20 +184,22 @@ fn warn_unused(dir: &Path, c: &DecoderConfig, left: &HashMap<String, Located>) {
 
 /// Little-endian bytes of a checked dtype, at any alignment.
 fn to_f32(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    let mut out = room(8 * bytes.len() / dtype.bitsize());
     match dtype {
         Dtype::BF16 => {
-            bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect()
+            out.extend(bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)))
         }
-        Dtype::F16 => f16_to_f32(bytes),
-        _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dtype::F16 => f16_to_f32(bytes, &mut out),
+        _ => out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
     }
+    out
 }
 
 /// In blocks, so that the processor's own conversion is used where it has one.
-fn f16_to_f32(bytes: &[u8]) -> Vec<f32> {
+fn f16_to_f32(bytes: &[u8], out: &mut Vec<f32>) {
     use half::slice::HalfFloatSliceExt;
     const BLOCK: usize = 4096;
-    let mut out = vec![0.0; bytes.len() / 2];
+    out.resize(bytes.len() / 2, 0.0);
     let mut block = [half::f16::ZERO; BLOCK];
     for (bytes, out) in bytes.chunks(2 * BLOCK).zip(out.chunks_mut(BLOCK)) {
         let block = &mut block[..out.len()];
@@ -205,7 +208,6 @@ fn f16_to_f32(bytes: &[u8]) -> Vec<f32> {
         }
         block.convert_to_f32_slice(out);
     }
-    out
 }
 
 /// Gives the tensor's pages back, so that a loaded model is not in memory twice.
