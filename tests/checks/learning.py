@@ -4,9 +4,10 @@
     "$(tests/python_env)" tests/checks/learning.py --tinderbox target/release/tinderbox --work target/full
 
 The recipes run in a folder where the model's directory lies under a name that the cookbook knows; sl_loop's data set is made of the
-documentation of Python's standard library, another selection for each seed. The untrained model answers 2 of 100 of math_rl's questions: so its
-runs start from an adapter that this script trains by supervision on 20 x 32 sums. Everything else random is new in each run anyway. For either recipe the mean of the last five steps must be better than that of the first five, in every run and by more than the
-spread over the runs (largest minus smallest) of either mean. Curves go into WORK/learning.svg, figures into WORK/learning.json.
+documentation of Python's standard library, another selection for each seed. Everything else random is new in each run anyway. The model answers 2 of
+100 of math_rl's questions at first, so a step has to see enough samples to meet right ones. For either recipe the mean of the last five steps must be
+better than that of the first five, in every run and by more than the spread over the runs (largest minus smallest) of either mean. Curves go into
+WORK/learning.svg, figures into WORK/learning.json.
 """
 
 from __future__ import annotations
@@ -24,10 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import smollm2_model
-from tinker import types
-from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
-from tinker_cookbook.renderers import get_renderer
-from transformers import AutoTokenizer
 
 from curves import draw
 from runner import Checks, main
@@ -42,7 +39,7 @@ RECIPES = {
         "sl_loop", f"model_name={NAME} batch_size={BATCH} max_length=128 lora_rank=8 learning_rate=1e-3 save_every=0", 30, "train_mean_nll", True,
     ),
     "math_rl": (
-        "math_rl.train", f"model_name={NAME} env=arithmetic group_size=8 groups_per_batch=6 max_tokens=6 lora_rank=8 learning_rate=4e-4 "
+        "math_rl.train", f"model_name={NAME} env=arithmetic group_size=12 groups_per_batch=12 max_tokens=5 lora_rank=8 learning_rate=3e-4 "
         "loss_fn=importance_sampling eval_every=0 save_every=0 behavior_if_log_dir_exists=delete", 40, "env/all/reward/total", False,
     ),
 }
@@ -86,11 +83,9 @@ def make_world(world: Path, model: Path, seed: int) -> None:
     (data / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:{files}\n---\n")
 
 
-def run_recipe(recipe: str, world: Path, server: Server, steps: int, start: str | None) -> list[float]:
-    """The recipe's metric at each step; `start` is the path of a checkpoint to begin with."""
+def run_recipe(recipe: str, world: Path, server: Server, steps: int) -> list[float]:
+    """The recipe's metric at each step."""
     module, arguments, _, metric, _ = RECIPES[recipe]
-    if start:
-        arguments += f" load_checkpoint_path={start}"
     log = world / "logs" / recipe
     command = [sys.executable, "-m", f"tinker_cookbook.recipes.{module}", *arguments.split(), f"max_steps={steps}", f"log_path={log}", f"base_url={server.url}"]
     home = world / "home"
@@ -108,27 +103,6 @@ def run_recipe(recipe: str, world: Path, server: Server, steps: int, start: str 
     return values
 
 
-def warm_start(server: Server, model: Path) -> str:
-    """Where an adapter lies that has seen some sums in the form math_rl asks for."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    renderer = get_renderer("qwen3_instruct", tokenizer=tokenizer)
-    trainer = server.service().create_lora_training_client(NAME, rank=8, seed=0).result()
-    rng = random.Random(1)
-
-    def datum() -> types.Datum:
-        x, y = rng.randrange(101), rng.randrange(101)
-        prompt = renderer.build_generation_prompt([*ArithmeticEnv.standard_fewshot_prefix(), {"role": "user", "content": f"What is {x} + {y}?"}]).to_ints()
-        answer = tokenizer.encode(f"{x + y}<|im_end|>", add_special_tokens=False)
-        ids, weights = prompt + answer, [0.0] * (len(prompt) - 1) + [1.0] * len(answer)
-        return types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs={"target_tokens": ids[1:], "weights": weights})
-
-    for _ in range(20):
-        backward = trainer.forward_backward([datum() for _ in range(32)], "cross_entropy")
-        trainer.optim_step(types.AdamParams(learning_rate=2e-3)).result()
-        backward.result()
-    return trainer.save_state("sums").result().path
-
-
 def judge(curves: list[list[float]], less_is_better: bool) -> dict:
     first, last = ([statistics.mean(part) for part in parts] for parts in ([c[:5] for c in curves], [c[-5:] for c in curves]))
     gains = [(a - b if less_is_better else b - a) for a, b in zip(first, last, strict=True)]
@@ -143,12 +117,10 @@ def body(checks: Checks, args) -> None:
     report: dict = {}
 
     def learns(recipe: str) -> str:
-        start = warm_start(server, model) if recipe == "math_rl" and not args.steps else None
-
         def run(seed: int) -> list[float]:
             world = work / f"learning-world-{seed}"
             make_world(world, model, seed)
-            curve = run_recipe(recipe, world, server, args.steps or RECIPES[recipe][2], start)
+            curve = run_recipe(recipe, world, server, args.steps or RECIPES[recipe][2])
             print(f"{recipe} seed {seed}: {' '.join(f'{v:.3f}' for v in curve)}", flush=True)
             return curve
 
