@@ -1,5 +1,6 @@
 //! The command line: `tinderbox serve`, `key`, `demo` and `openapi`.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -40,7 +41,12 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            tracing::error!("{e:#}");
+            // A filter of the user's own, such as an empty RUST_LOG, may silence the log, but not this.
+            if tracing::enabled!(tracing::Level::ERROR) {
+                tracing::error!("{e:#}");
+            } else {
+                let _ = writeln!(std::io::stderr(), "tinderbox: {e:#}");
+            }
             ExitCode::FAILURE
         }
     }

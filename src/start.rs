@@ -32,12 +32,12 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let _lock = server::lock::hold(&config.store.data_dir)?;
     // Before anything may make the database.
     let users_mask = server::private::keep_files_private();
-    runtime.block_on(server::refuse_open_network(&config))?;
-    // The port is taken before the models are loaded: a busy one is found out at once.
+    // Database and port before the models are loaded: one that cannot be had is found out at once.
+    let store = runtime.block_on(server::open_store(&config))?;
     let listener = runtime.block_on(server::bind(&config))?;
     let models = users_mask.during(|| model_sources(&config))?;
     let engine = engine(&config, &models)?;
-    runtime.block_on(server::run(config, engine, listener, server::signalled()))
+    runtime.block_on(server::run(config, store, engine, listener, server::signalled()))
 }
 
 /// `tinderbox key`.
@@ -73,10 +73,11 @@ fn demo_in(folder: &std::path::Path) -> anyhow::Result<()> {
         }
     };
     let url = format!("http://{}", listener.local_addr()?);
+    let store = runtime.block_on(server::open_store(&config))?;
     let engine = engine(&config, &model_sources(&config)?)?;
     runtime.block_on(async {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = tokio::spawn(server::run(config, engine, listener, async {
+        let serving = tokio::spawn(server::run(config, store, engine, listener, async {
             let _ = stopped.await;
         }));
         let trained = tokio::select! {

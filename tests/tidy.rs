@@ -21,7 +21,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "command",
             "engine::handle",
             "engine::load",
-            "checkpoint::links",
             "checkpoint::share",
             "upload",
             "chat",

@@ -137,8 +137,8 @@ impl ReadyLosses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::links::Links;
     use crate::api::testing::{self, owner};
-    use crate::checkpoint::links::Links;
     use crate::config::Config;
     use crate::engine::handle::Handle;
     use crate::error::Category;

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use tinderbox_client::types::checkpoints::ExternalWeightsUrlsResponse;
 
-use crate::checkpoint::links::CheckpointLink;
+use super::links::CheckpointLink;
 use crate::error::Error;
 use crate::ids::{CheckpointKind, OwnerId};
 use crate::store::checkpoints::CheckpointRow;

@@ -26,6 +26,7 @@ mod inference;
 mod keys;
 mod known;
 mod leftover;
+pub mod links;
 mod load;
 mod numbers;
 mod openai;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
+use super::links::Links;
 use crate::accounts::Accounts;
-use crate::checkpoint::links::Links;
 use crate::config::Config;
 use crate::config::limits::Limits;
 use crate::config::public_url::PublicUrl;

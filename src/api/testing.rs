@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use chrono::{DateTime, Utc};
 
-use crate::checkpoint::links::Links;
+use super::links::Links;
 use crate::config::Config;
 use crate::engine::handle::{Handle, Message, ModelInfo};
 use crate::ids::{ModelId, OwnerId, SessionId};

@@ -14,7 +14,6 @@
 
 pub mod age;
 pub mod hf;
-pub mod links;
 pub mod peft;
 pub mod state;
 pub mod tensors;

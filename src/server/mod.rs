@@ -16,9 +16,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::api;
+use crate::api::links::Links;
 use crate::api::state::App;
 use crate::checkpoint;
-use crate::checkpoint::links::Links;
 use crate::config::Config;
 use crate::engine::handle::Handle;
 use crate::store::Store;
@@ -42,27 +42,24 @@ pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Beyond this machine a server needs a key, from a flag or in its database.
-pub async fn refuse_open_network(config: &Config) -> anyhow::Result<()> {
-    let mut keys = !config.auth.keys.is_empty();
-    if !keys && !config.bind.is_loopback() {
-        let store = Store::open(&config.store.url).await?;
-        keys = !store.keys().await?.is_empty();
-        store.close().await;
-    }
-    Ok(config.bind.refuse_open_network(keys)?)
+/// Opens the database. Beyond this machine a server needs a key, from a flag or in there.
+pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
+    let store = Store::open(&config.store.url).await?;
+    let keys = !config.auth.keys.is_empty() || !store.keys().await?.is_empty();
+    config.bind.refuse_open_network(keys)?;
+    Ok(store)
 }
 
 /// Serve on `listener` until `shutdown` resolves, then drain: long polls are answered at once, no new connection is
 /// taken, the engine stops.
 pub async fn run(
     config: Config,
+    store: Store,
     engine: Handle,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> anyhow::Result<()> {
     checkpoint::write::sweep(&config.store.data_dir)?;
-    let store = Store::open(&config.store.url).await?;
     let links = Links::open(&config.store.data_dir)?;
     let address = listener.local_addr()?;
     let database = config.store.database();

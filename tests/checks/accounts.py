@@ -76,8 +76,10 @@ def check_network(new) -> None:
     """Beyond this machine only with a key, from a flag or from the table."""
     s = new("network")
     command = [*s.command, "--host", "0.0.0.0"]
-    p = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert p.returncode != 0 and "tinderbox key create" in p.stderr and "--api-key" in p.stderr, p.stderr
+    # However little is logged.
+    for log in ("info", "", "off"):
+        p = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "RUST_LOG": log})
+        assert p.returncode != 0 and "tinderbox key create" in p.stderr and "--api-key" in p.stderr, (log, p.stderr)
     secret = s.key("create", "--name", "ann")
     s.command = command
     with s:
