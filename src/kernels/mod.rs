@@ -143,16 +143,14 @@ pub trait Kernels: Send + Sync {
     /// Rotates each head of x (T, heads·H) by its row's position; `inverse` is the derivative.
     fn rope(&self, x: Mat, table: &RopeTable, positions: &[u32], inverse: bool) -> Mat;
 
-    /// Causal attention inside each of `seqs`, ranges that tile the rows: q (T, N·H), k and v (T, G·H) → (T, N·H) and log-sum-exp (T, N).
-    fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> (Mat, Mat);
+    /// Causal attention inside each of `seqs`, ranges that tile the rows: q (T, N·H), k and v (T, G·H) → (T, N·H).
+    fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> Mat;
 
-    /// Derivatives with respect to q, k and v.
-    #[expect(clippy::too_many_arguments, reason = "what the forward pass saw and gave")]
+    /// Derivatives with respect to q, k and v. Probabilities are computed again from the scores: a log-sum-exp kept in f32
+    /// would cost them digits wherever scores are large.
     fn attention_grad(
         &self,
         d_o: &Mat,
-        o: &Mat,
-        lse: &Mat,
         q: &Mat,
         k: &Mat,
         v: &Mat,
@@ -180,11 +178,12 @@ pub trait Kernels: Send + Sync {
     /// Adds row i of dy to row `ids[i]` of acc (V, D), in order.
     fn embed_grad(&self, acc: Option<Mat>, dy: &Mat, ids: &[u32], vocab: usize) -> Mat;
 
-    /// Log-sum-exp of each row of logits, and the logprob of each target.
-    fn target_logprobs(&self, logits: &Mat, targets: Targets) -> (Vec<f32>, Vec<f32>);
+    /// Log-sum-exp of each row of logits, and the logprob of each target. The sum is kept in f64: beside logits of 30 an
+    /// f32 would cost every probability two units of the sixth decimal place.
+    fn target_logprobs(&self, logits: &Mat, targets: Targets) -> (Vec<f64>, Vec<f32>);
 
     /// Logits become the derivative of `Σ gᵢ · logprobᵢ`: at each row `Σ g · onehot − (Σ g) · softmax`.
-    fn target_logprobs_grad(&self, logits: Mat, lse: &[f32], targets: Targets, grads: &[f32]) -> Mat;
+    fn target_logprobs_grad(&self, logits: Mat, lse: &[f64], targets: Targets, grads: &[f32]) -> Mat;
 
     /// `x + y`, in place where x is not shared.
     fn add(&self, x: Mat, y: &Mat) -> Mat;

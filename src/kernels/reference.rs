@@ -203,28 +203,22 @@ impl Kernels for Reference {
         Tensor::cat(vec![y0, y1], 2).reshape([t, c])
     }
 
-    fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> (Mat, Mat) {
-        let (mut o, mut lse) = (Vec::new(), Vec::new());
+    fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> Mat {
+        let mut o = Vec::new();
         for seq in seqs {
             let memory = Memory::of(k, v, seq, heads);
             for block in query_blocks(seq) {
                 let q = by_head(&rows(q, &block), heads.n, 1);
-                let scores = memory.scores(&q, block.start - seq.start, heads.dim);
-                let m = scores.clone().max_dim(2);
-                let e = (scores - m.clone()).exp();
-                let sum = e.clone().sum_dim(2);
-                o.push(by_token((e / sum.clone()).matmul(memory.v.clone())));
-                lse.push((m + sum.log()).reshape([heads.n, block.len()]).transpose());
+                let p = activation::softmax(memory.scores(&q, block.start - seq.start, heads.dim), 2);
+                o.push(by_token(p.matmul(memory.v.clone())));
             }
         }
-        (Tensor::cat(o, 0), Tensor::cat(lse, 0))
+        Tensor::cat(o, 0)
     }
 
     fn attention_grad(
         &self,
         d_o: &Mat,
-        o: &Mat,
-        lse: &Mat,
         q: &Mat,
         k: &Mat,
         v: &Mat,
@@ -237,11 +231,10 @@ impl Kernels for Reference {
             let (mut dk, mut dv) = (memory.k.zeros_like(), memory.v.zeros_like());
             for block in query_blocks(seq) {
                 let qs = by_head(&rows(q, &block), heads.n, 1);
-                let (d_out, out) = (by_head(&rows(d_o, &block), heads.n, 1), by_head(&rows(o, &block), heads.n, 1));
-                let lse: Tensor<3> = rows(lse, &block).transpose().reshape([heads.n, block.len(), 1]);
-                let p = (memory.scores(&qs, block.start - seq.start, heads.dim) - lse).exp();
+                let d_out = by_head(&rows(d_o, &block), heads.n, 1);
+                let p = activation::softmax(memory.scores(&qs, block.start - seq.start, heads.dim), 2);
                 let dp = d_out.clone().matmul(memory.v.clone().swap_dims(1, 2));
-                let delta = (d_out.clone() * out).sum_dim(2);
+                let delta = (p.clone() * dp.clone()).sum_dim(2);
                 let ds = p.clone() * (dp - delta) * scale(heads.dim);
                 parts[0].push(by_token(ds.clone().matmul(memory.k.clone())));
                 dk = dk + ds.swap_dims(1, 2).matmul(qs);
@@ -302,9 +295,11 @@ impl Kernels for Reference {
         acc.select_assign(0, ids_tensor(ids, &dy.device()), dy.clone(), burn::tensor::IndexingUpdateOp::Add)
     }
 
-    fn target_logprobs(&self, logits: &Mat, targets: Targets) -> (Vec<f32>, Vec<f32>) {
+    fn target_logprobs(&self, logits: &Mat, targets: Targets) -> (Vec<f64>, Vec<f32>) {
         let m = logits.clone().max_dim(1);
-        let lse = download((logits.clone() - m.clone()).exp().sum_dim(1).log() + m);
+        let sums = download((logits.clone() - m.clone()).exp().sum_dim(1));
+        let sums = sums.into_iter().zip(download(m));
+        let lse: Vec<f64> = sums.map(|(sum, m)| f64::from(m) + f64::from(sum).ln()).collect();
         let [t, v] = logits.dims();
         let at = flat_ids(targets, t, v);
         if at.is_empty() {
@@ -313,16 +308,16 @@ impl Kernels for Reference {
         let flat: Tensor<1> = logits.clone().reshape([t * v]);
         let picked: Mat = flat.select(0, ids_tensor(&at, &logits.device())).unsqueeze();
         let row = (0..t).flat_map(|i| std::iter::repeat_n(i, targets.offsets[i + 1] - targets.offsets[i]));
-        let lp = download(picked).into_iter().zip(row).map(|(x, i)| x - lse[i]).collect();
+        let lp = download(picked).into_iter().zip(row).map(|(x, i)| (f64::from(x) - lse[i]) as f32).collect();
         (lse, lp)
     }
 
-    fn target_logprobs_grad(&self, logits: Mat, lse: &[f32], targets: Targets, grads: &[f32]) -> Mat {
+    fn target_logprobs_grad(&self, logits: Mat, lse: &[f64], targets: Targets, grads: &[f32]) -> Mat {
         let [t, v] = logits.dims();
         let device = logits.device();
         let sums: Vec<f32> =
             (0..t).map(|i| grads[targets.offsets[i]..targets.offsets[i + 1]].iter().sum::<f32>()).collect();
-        let lse = upload(lse.to_vec(), [t, 1], &device);
+        let lse = upload(lse.iter().map(|x| *x as f32).collect(), [t, 1], &device);
         let softmax_part = (logits - lse).exp() * upload(sums, [t, 1], &device).neg();
         let at = flat_ids(targets, t, v);
         if at.is_empty() {

@@ -41,7 +41,7 @@ pub type Breather<'a> = &'a mut dyn FnMut();
 /// Values a layer keeps for each token.
 pub fn tape_values(c: &DecoderConfig) -> usize {
     let raw = if c.qk_norm { c.q_size() + c.kv_size() } else { 0 };
-    2 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + raw + 2 * c.intermediate_size + c.num_heads
+    2 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + raw + 2 * c.intermediate_size
 }
 
 impl Context<'_> {
@@ -69,7 +69,7 @@ impl Context<'_> {
     pub fn logprobs_only(&self, targets: &PassTargets, breathe: Breather) -> Vec<f32> {
         let attend = |c: &Self, layer: usize, x: &Mat| {
             let qkv = c.qkv(x, layer);
-            c.kernels.attention(&qkv.q, &qkv.k, &qkv.v, c.heads(), &c.batch.seqs()).0
+            c.kernels.attention(&qkv.q, &qkv.k, &qkv.v, c.heads(), &c.batch.seqs())
         };
         let h = self.hidden(attend, breathe);
         self.target_logprobs(&h, targets, 0).0

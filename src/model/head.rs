@@ -34,7 +34,7 @@ struct Chunk {
     rows: Range<usize>,
     /// Stretches of single sequences that make up the chunk, cut at places relative to their sequence.
     pieces: Vec<Range<usize>>,
-    lse: Vec<f32>,
+    lse: Vec<f64>,
     /// Kept when the memory budget allows; else computed again.
     logits: Option<Mat>,
 }

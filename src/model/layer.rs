@@ -26,7 +26,6 @@ pub struct Tape {
     k: Mat,
     v: Mat,
     o: Mat,
-    lse: Mat,
     /// After attention (T, D).
     mid: Mat,
     gate: Mat,
@@ -117,14 +116,14 @@ impl Context<'_> {
     /// A whole layer over packed sequences: → output (T, D) and what [`Self::backward`] needs.
     pub fn forward(&self, x: Mat, layer: usize) -> (Mat, Tape) {
         let Qkv { q, k, v, raw_qk, xa: [xq, xk, xv] } = self.qkv(&x, layer);
-        let (o, lse) = self.kernels.attention(&q, &k, &v, self.heads(), &self.batch.seqs());
+        let o = self.kernels.attention(&q, &k, &v, self.heads(), &self.batch.seqs());
         let (mid, xo) = self.attention_out(x.clone(), &o, layer);
         let h = self.norm(&mid, layer, LayerParam::PostNorm);
         let [(gate, xg), (up, xu)] = self.project(&h, layer, [Proj::Gate, Proj::Up]);
         drop(h);
         let [(y, xd)] = self.project(&self.kernels.swiglu(&gate, &up), layer, [Proj::Down]);
         let y = self.kernels.add(y, &mid);
-        (y, Tape { x, raw_qk, q, k, v, o, lse, mid, gate, up, xa: [xq, xk, xv, xo, xg, xu, xd] })
+        (y, Tape { x, raw_qk, q, k, v, o, mid, gate, up, xa: [xq, xk, xv, xo, xg, xu, xd] })
     }
 
     /// From the output's gradient to the input's; parameter gradients go to each group's accumulators.
@@ -140,7 +139,7 @@ impl Context<'_> {
         input_grad: bool,
     ) -> Mat {
         let mut b = Backward { c: self, layer, grads, full };
-        let Tape { x, raw_qk, q, k, v, o, lse, mid, gate, up, xa: [xq, xk, xv, xo, xg, xu, xd] } = tape;
+        let Tape { x, raw_qk, q, k, v, o, mid, gate, up, xa: [xq, xk, xv, xo, xg, xu, xd] } = tape;
 
         let m = self.kernels.swiglu(&gate, &up);
         let dm = b.project(None, &dy, &m, Proj::Down, &xd, true);
@@ -153,7 +152,7 @@ impl Context<'_> {
         let d_mid = b.norm(Some(dy), &dh, &mid, LayerParam::PostNorm);
 
         let d_o = b.project(None, &d_mid, &o, Proj::O, &xo, true);
-        let (dq, dk, dv) = self.kernels.attention_grad(&d_o, &o, &lse, &q, &k, &v, self.heads(), &self.batch.seqs());
+        let (dq, dk, dv) = self.kernels.attention_grad(&d_o, &q, &k, &v, self.heads(), &self.batch.seqs());
         drop((o, q, k, v));
         let turn = |m| self.kernels.rope(m, self.rope, &self.batch.positions, true);
         let (mut dq, mut dk) = (turn(dq), turn(dk));

@@ -40,13 +40,13 @@ impl Patches {
     }
 }
 
-/// o (T, N·H) and lse (T, N) of causal attention inside each of `seqs`.
-pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usize>]) -> (Vec<f32>, Vec<f32>) {
+/// o (T, N·H) of causal attention inside each of `seqs`.
+pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usize>]) -> Vec<f32> {
     let Heads { n, dim, .. } = heads;
     let total = q.len() / (n * dim);
     debug_assert_eq!(seqs.iter().map(ExactSizeIterator::len).sum::<usize>(), total, "sequences tile the rows");
-    let (mut o, mut lse) = (buffer(total * n * dim), buffer(total * n));
-    let (op, lp) = (Patches::new(&mut o, n * dim), Patches::new(&mut lse, n));
+    let mut o = buffer(total * n * dim);
+    let op = Patches::new(&mut o, n * dim);
     let tasks: Vec<(usize, Range<usize>, usize)> = seqs
         .iter()
         .flat_map(|s| (s.start..s.end).step_by(BLOCK).flat_map(move |b| (0..n).map(move |h| (h, s.clone(), b))))
@@ -54,16 +54,14 @@ pub fn forward(q: &[f32], k: &[f32], v: &[f32], heads: Heads, seqs: &[Range<usiz
     let run = |(h, seq, first): &(usize, Range<usize>, usize)| {
         let m = BLOCK.min(seq.end - first);
         let block = Block { h: *h, first: *first, m, start: seq.start, seen: first + m - seq.start };
-        let (out, l) = block.attend(q, k, v, heads);
-        op.write(*first, h * dim, dim, &out);
-        lp.write(*first, *h, 1, &l[..m]);
+        op.write(*first, h * dim, dim, &block.attend(q, k, v, heads));
     };
     if total * n * dim <= 1 << 12 {
         tasks.iter().for_each(run)
     } else {
         tasks.par_iter().for_each(run)
     }
-    (o, lse)
+    o
 }
 
 /// o (T, N·H) of new rows behind cached ones: `rows[i]` are the last tokens of `spans[i]`, which holds their keys and
@@ -85,8 +83,7 @@ pub fn extended(q: &[f32], heads: Heads, rows: &[Range<usize>], spans: &[Span]) 
         }
     }
     let run = |(block, span): &(Block, &Span)| {
-        let (out, _) = block.attend(q, span.k, span.v, heads);
-        op.write(block.first, block.h * dim, dim, &out);
+        op.write(block.first, block.h * dim, dim, &block.attend(q, span.k, span.v, heads));
     };
     if q.len() <= 1 << 12 {
         tasks.iter().for_each(run)
@@ -106,22 +103,21 @@ struct Block {
 }
 
 impl Block {
-    /// The output (m, H) and the log-sum-exp of each query.
-    fn attend(&self, q: &[f32], k: &[f32], v: &[f32], heads: Heads) -> (Vec<f32>, [f32; BLOCK]) {
+    /// The output (m, H).
+    fn attend(&self, q: &[f32], k: &[f32], v: &[f32], heads: Heads) -> Vec<f32> {
         let Heads { n, kv, dim } = heads;
         let Self { h, m, start, seen, .. } = *self;
         let mut s = buffer(m * seen);
         self.scores(&mut s, q, k, heads);
-        let mut l = [0f32; BLOCK];
         for (i, row) in s.chunks_exact_mut(seen).enumerate() {
             let visible = seen - m + i + 1;
-            l[i] = softmax(&mut row[..visible]);
+            softmax(&mut row[..visible]);
             row[visible..].fill(0.0);
         }
         let mut out = buffer(m * dim);
         let values = View::rows(&v[(start * kv + h / (n / kv)) * dim..], kv * dim);
         Gemm::new(m, dim, seen).serial().run(View::rows(&s, seen), values, &mut out, dim);
-        (out, l)
+        out
     }
 
     /// `s = q · kᵀ / √H`, (m, seen).
@@ -138,28 +134,26 @@ fn scale(dim: usize) -> f32 {
     1.0 / (dim as f32).sqrt()
 }
 
-/// What the forward pass saw and gave.
-pub struct Saved<'a> {
+/// What the forward pass saw.
+pub struct Saw<'a> {
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
-    pub o: &'a [f32],
-    pub lse: &'a [f32],
 }
 
 /// Derivatives with respect to q (T, N·H), k and v (T, G·H).
-pub fn backward(d_o: &[f32], saved: &Saved, heads: Heads, seqs: &[Range<usize>]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+pub fn backward(d_o: &[f32], saw: &Saw, heads: Heads, seqs: &[Range<usize>]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let Heads { n, kv, dim } = heads;
-    let total = saved.q.len() / (n * dim);
+    let total = saw.q.len() / (n * dim);
     let (mut dq, mut dk, mut dv) = (buffer(total * n * dim), buffer(total * kv * dim), buffer(total * kv * dim));
     let out = [Patches::new(&mut dq, n * dim), Patches::new(&mut dk, kv * dim), Patches::new(&mut dv, kv * dim)];
     let tasks: Vec<(usize, Range<usize>)> = seqs.iter().flat_map(|s| (0..kv).map(move |g| (g, s.clone()))).collect();
-    tasks.par_iter().for_each(|(g, seq)| group_backward(d_o, saved, heads, *g, seq, &out));
+    tasks.par_iter().for_each(|(g, seq)| group_backward(d_o, saw, heads, *g, seq, &out));
     (dq, dk, dv)
 }
 
 /// One key/value head of one sequence: its query heads in order, so that sums have a fixed order.
-fn group_backward(d_o: &[f32], saved: &Saved, heads: Heads, g: usize, seq: &Range<usize>, [dq, dk, dv]: &[Patches; 3]) {
+fn group_backward(d_o: &[f32], saw: &Saw, heads: Heads, g: usize, seq: &Range<usize>, [dq, dk, dv]: &[Patches; 3]) {
     let Heads { n, kv, dim } = heads;
     let len = seq.len();
     let (mut dk_g, mut dv_g) = (vec![0f32; len * dim], vec![0f32; len * dim]);
@@ -171,21 +165,13 @@ fn group_backward(d_o: &[f32], saved: &Saved, heads: Heads, g: usize, seq: &Rang
             let seen = first + m - seq.start;
             let (s, dp) = (&mut s[..m * seen], &mut dp[..m * seen]);
             let at = (first * n + h) * dim;
-            Block { h, first, m, start: seq.start, seen }.scores(s, saved.q, saved.k, heads);
+            Block { h, first, m, start: seq.start, seen }.scores(s, saw.q, saw.k, heads);
             let d_out = View::rows(&d_o[at..], n * dim);
-            let values = View::transposed(&saved.v[key_at..], kv * dim);
+            let values = View::transposed(&saw.v[key_at..], kv * dim);
             Gemm::new(m, seen, dim).serial().run(d_out, values, dp, seen);
             for (i, (s, dp)) in s.chunks_exact_mut(seen).zip(dp.chunks_exact_mut(seen)).enumerate() {
-                let row = at + i * n * dim;
-                let delta = inner(&saved.o[row..row + dim], &d_o[row..row + dim]);
                 let visible = seen - m + i + 1;
-                attention_grad_row(
-                    &mut s[..visible],
-                    &mut dp[..visible],
-                    saved.lse[(first + i) * n + h],
-                    delta,
-                    scale(dim),
-                );
+                attention_grad_row(&mut s[..visible], &mut dp[..visible], scale(dim));
                 s[visible..].fill(0.0);
                 dp[visible..].fill(0.0);
             }
@@ -194,8 +180,8 @@ fn group_backward(d_o: &[f32], saved: &Saved, heads: Heads, g: usize, seq: &Rang
                 Gemm::new(seen, dim, m).accumulate().serial().run(View::transposed(x, seen), y, acc, dim);
             };
             outer(s, d_out, &mut dv_g);
-            outer(dp, View::rows(&saved.q[at..], n * dim), &mut dk_g);
-            let keys = View::rows(&saved.k[key_at..], kv * dim);
+            outer(dp, View::rows(&saw.q[at..], n * dim), &mut dk_g);
+            let keys = View::rows(&saw.k[key_at..], kv * dim);
             let dq_b = &mut dq_b[..m * dim];
             Gemm::new(m, dim, seen).serial().run(View::rows(dp, seen), keys, dq_b, dim);
             dq.write(first, h * dim, dim, dq_b);

@@ -225,26 +225,22 @@ impl Kernels for Cpu {
         update(x, |x| rows::rope(x, row, &cos, &sin, half, positions, if inverse { -1.0 } else { 1.0 }))
     }
 
-    fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> (Mat, Mat) {
-        let [t, cols] = q.dims();
-        let (o, lse) = attention::forward(&values(q), &values(k), &values(v), heads, seqs);
-        (matrix(o, [t, cols]), matrix(lse, [t, heads.n]))
+    fn attention(&self, q: &Mat, k: &Mat, v: &Mat, heads: Heads, seqs: &[Range<usize>]) -> Mat {
+        matrix(attention::forward(&values(q), &values(k), &values(v), heads, seqs), q.dims())
     }
 
     fn attention_grad(
         &self,
         d_o: &Mat,
-        o: &Mat,
-        lse: &Mat,
         q: &Mat,
         k: &Mat,
         v: &Mat,
         heads: Heads,
         seqs: &[Range<usize>],
     ) -> (Mat, Mat, Mat) {
-        let (qs, ks, vs, os, ls) = (values(q), values(k), values(v), values(o), values(lse));
-        let saved = attention::Saved { q: &qs, k: &ks, v: &vs, o: &os, lse: &ls };
-        let (dq, dk, dv) = attention::backward(&values(d_o), &saved, heads, seqs);
+        let (qs, ks, vs) = (values(q), values(k), values(v));
+        let saw = attention::Saw { q: &qs, k: &ks, v: &vs };
+        let (dq, dk, dv) = attention::backward(&values(d_o), &saw, heads, seqs);
         (matrix(dq, q.dims()), matrix(dk, k.dims()), matrix(dv, v.dims()))
     }
 
@@ -300,19 +296,19 @@ impl Kernels for Cpu {
         })
     }
 
-    fn target_logprobs(&self, logits: &Mat, targets: Targets) -> (Vec<f32>, Vec<f32>) {
+    fn target_logprobs(&self, logits: &Mat, targets: Targets) -> (Vec<f64>, Vec<f32>) {
         let [t, v] = logits.dims();
         let x = values(logits);
-        let lse: Vec<f32> = (0..t).into_par_iter().map(|i| rows::log_sum_exp(&x[i * v..][..v])).collect();
+        let lse: Vec<f64> = (0..t).into_par_iter().map(|i| rows::log_sum_exp(&x[i * v..][..v])).collect();
         let mut lp = Vec::with_capacity(targets.ids.len());
         for i in 0..t {
             let ids = &targets.ids[targets.offsets[i]..targets.offsets[i + 1]];
-            lp.extend(ids.iter().map(|id| x[i * v + *id as usize] - lse[i]));
+            lp.extend(ids.iter().map(|id| (f64::from(x[i * v + *id as usize]) - lse[i]) as f32));
         }
         (lse, lp)
     }
 
-    fn target_logprobs_grad(&self, logits: Mat, lse: &[f32], targets: Targets, grads: &[f32]) -> Mat {
+    fn target_logprobs_grad(&self, logits: Mat, lse: &[f64], targets: Targets, grads: &[f32]) -> Mat {
         let [_, v] = logits.dims();
         update(logits, |x| {
             x.par_chunks_mut(v).enumerate().for_each(|(i, row)| {

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::math::{dot, exp, max, sigmoid, sum_exp};
+use super::math::{dot, exp, max, sigmoid, sum, sum_exp};
 use super::simd::simd_loop;
 
 /// Values per task; fewer in total and one thread does it all.
@@ -135,47 +135,49 @@ simd_loop! {
 
 simd_loop! {
     /// log Σ exp of a row. NaN if any value is.
-    pub fn log_sum_exp(row: &[f32]) -> f32 {
+    pub fn log_sum_exp(row: &[f32]) -> f64 {
         let m = max(row);
         if m == f32::INFINITY {
-            return f32::INFINITY;
+            return f64::INFINITY;
         }
-        m + sum_exp(row, m).ln()
+        f64::from(m) + f64::from(sum_exp(row, m)).ln()
     }
 }
 
 simd_loop! {
-    /// Softmax in place; returns the log-sum-exp.
-    pub fn softmax(row: &mut [f32]) -> f32 {
-        let m = max(row);
-        let mut acc = 0f32;
-        for x in row.iter_mut() {
-            *x = exp(*x - m);
-        }
-        acc += super::math::sum(row);
-        let inv = 1.0 / acc;
-        for x in row.iter_mut() {
-            *x *= inv;
-        }
-        m + acc.ln()
+    /// Softmax in place.
+    pub fn softmax(row: &mut [f32]) {
+        normalise(row)
+    }
+}
+
+#[inline(always)]
+fn normalise(row: &mut [f32]) {
+    let m = max(row);
+    for x in row.iter_mut() {
+        *x = exp(*x - m);
+    }
+    let inverse = 1.0 / sum(row);
+    for x in row.iter_mut() {
+        *x *= inverse;
     }
 }
 
 simd_loop! {
     /// `row = g · exp(row − lse)`.
-    pub fn scaled_softmax(row: &mut [f32], lse: f32, g: f32) {
+    pub fn scaled_softmax(row: &mut [f32], lse: f64, g: f32) {
         for x in row {
-            *x = g * exp(*x - lse);
+            *x = g * exp((f64::from(*x) - lse) as f32);
         }
     }
 }
 
 simd_loop! {
-    /// From scores and `dP` of one query to probabilities and `dS = P · (dP − δ) · scale`, both in place.
-    pub fn attention_grad_row(scores: &mut [f32], dp: &mut [f32], lse: f32, delta: f32, scale: f32) {
-        for (s, d) in scores.iter_mut().zip(dp) {
-            let p = exp(*s - lse);
-            *s = p;
+    /// From scores and `dP` of one query to probabilities and `dS = P · (dP − Σ P · dP) · scale`, both in place.
+    pub fn attention_grad_row(scores: &mut [f32], dp: &mut [f32], scale: f32) {
+        normalise(scores);
+        let delta = dot(scores, dp);
+        for (p, d) in scores.iter().zip(dp) {
             *d = p * (*d - delta) * scale;
         }
     }
@@ -194,5 +196,28 @@ simd_loop! {
         for (y, x) in y.iter_mut().zip(x) {
             *y += a * x;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At logits of some hundred a log-sum-exp in f32 would be off by 1e-5, and so would every probability.
+    #[test]
+    fn probabilities_keep_their_digits_where_logits_are_large() {
+        let logits = [300.0f32, 299.5, 298.25, 290.0];
+        let total: f64 = logits.iter().map(|x| (f64::from(*x) - 300.0).exp()).sum();
+        let want = logits.map(|x| (f64::from(x) - 300.0).exp() / total);
+        let near = |got: &[f32]| got.iter().zip(want).all(|(g, w)| (f64::from(*g) / w - 1.0).abs() < 5e-7);
+        let mut head = logits;
+        scaled_softmax(&mut head, log_sum_exp(&logits), 1.0);
+        assert!(near(&head), "{head:?}, want {want:?}");
+        let (mut scores, mut dp) = (logits, [1.0, -2.0, 3.0, 0.5]);
+        let delta: f64 = want.iter().zip(dp).map(|(p, d)| p * f64::from(d)).sum();
+        let derivative: Vec<f64> = want.iter().zip(dp).map(|(p, d)| 0.5 * p * (f64::from(d) - delta)).collect();
+        attention_grad_row(&mut scores, &mut dp, 0.5);
+        assert!(near(&scores), "{scores:?}, want {want:?}");
+        assert!(dp.iter().zip(derivative).all(|(g, w)| (f64::from(*g) - w).abs() < 3e-7), "{dp:?}");
     }
 }
