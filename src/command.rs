@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 use crate::loss::custom::Program;
 
 /// One training example, already checked: every vector has the length of `tokens`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Datum {
     /// Model input (T,), every id below the vocabulary's size.
     pub tokens: Vec<u32>,
@@ -21,7 +23,7 @@ pub struct Datum {
 }
 
 /// The further loss inputs of one datum. `weights` is (T, K), the others (T,).
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossInputs {
     pub weights: Option<Vec<f32>>,
     /// Sampler's logprobs q.
@@ -33,21 +35,21 @@ pub struct LossInputs {
 }
 
 /// A tensor that a custom loss reads, of any shape of its rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamedInput {
     pub shape: Vec<usize>,
     pub numbers: Numbers,
 }
 
 /// Row-major values of one of the two dtypes that the wire has.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Numbers {
     F32(Vec<f32>),
     I64(Vec<i64>),
 }
 
 /// A loss and its configuration, defaults filled in (protocol §14.2).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Loss {
     CrossEntropy,
     ImportanceSampling,
@@ -75,7 +77,7 @@ pub enum Loss {
 }
 
 /// AdamW's settings for one step (protocol §14.4).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamParams {
     pub learning_rate: f64,
     pub beta1: f64,
@@ -93,7 +95,7 @@ impl Default for AdamParams {
 }
 
 /// Which matrices carry an adapter and how it starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoraConfig {
     pub rank: usize,
     /// Drawn by the caller when the user gave none, so that a run can be repeated.
@@ -104,21 +106,21 @@ pub struct LoraConfig {
 }
 
 /// What is trained: an adapter, or every weight in a private copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunKind {
     Lora(LoraConfig),
     Full,
 }
 
 /// Weights and, for `optimizer`, moments and step count of a training checkpoint directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restore {
     pub dir: PathBuf,
     pub optimizer: bool,
 }
 
 /// When generation ends (protocol §8.3).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stop {
     /// No `stop` given: the model's own end-of-sequence ids.
     Eos,
@@ -130,7 +132,7 @@ pub enum Stop {
     Strings(Vec<String>),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     pub max_tokens: usize,
     /// Drawn by the caller when the user gave none.
@@ -144,7 +146,7 @@ pub struct SamplingParams {
 }
 
 /// Whose weights a sample comes from. `base` is the served name of the base model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SampleSource {
     Base,
     /// What the engine keeps for this sampler: a snapshot, or its run's in-flight weights.
@@ -154,7 +156,7 @@ pub enum SampleSource {
 }
 
 /// Layout in which `prompt_targets` were given: the answer takes the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetLayout {
     pub rows: usize,
     pub k: usize,
@@ -162,7 +164,7 @@ pub struct TargetLayout {
 }
 
 /// The pattern of a CSR matrix.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Csr {
     /// Row pointers, length rows + 1.
     pub crow: Vec<i64>,
@@ -172,7 +174,7 @@ pub struct Csr {
 /// Target ids whose prompt logprobs are wanted: row i belongs to prompt position i + 1; `None` = nothing asked.
 pub type PromptTargets = Vec<Vec<Option<u32>>>;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleRequest {
     pub base: String,
     pub source: SampleSource,
@@ -189,7 +191,7 @@ pub struct SampleRequest {
 }
 
 /// Where and how a run's weights are written. Every directory is new and becomes visible only when complete.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Save {
     /// Weights, optimiser state, step count: everything `Restore` needs.
     Training { dir: PathBuf },
@@ -204,24 +206,39 @@ pub enum Save {
 }
 
 /// A command on a run takes effect in `seq_id` order; creation is number 0.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunCommand {
-    Create { base: String, kind: RunKind, restore: Option<Restore> },
-    ForwardBackward { data: Vec<Datum>, loss: Loss, forward_only: bool },
+    Create {
+        base: String,
+        kind: RunKind,
+        restore: Option<Restore>,
+    },
+    /// As `Create`, from the state file of a run that was there before this process; its number is the last one that the
+    /// state holds.
+    Revive {
+        base: String,
+        kind: RunKind,
+        state: PathBuf,
+    },
+    ForwardBackward {
+        data: Vec<Datum>,
+        loss: Loss,
+        forward_only: bool,
+    },
     OptimStep(AdamParams),
     Save(Save),
     Load(Restore),
     Unload,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     Run { owner: OwnerId, model: ModelId, seq: u64, command: RunCommand },
     Sample { origin: Origin, request: SampleRequest },
 }
 
 /// Who asked for a sample: slots are shared among owners, and a session's end or a cancelled promise frees them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
     pub owner: OwnerId,
     pub session: SessionId,
@@ -229,14 +246,14 @@ pub struct Origin {
 }
 
 /// One float32 array per datum, with the trailing shape `[]` or `[K]`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DatumOutput {
     pub logprobs: Vec<f32>,
     pub k: usize,
     pub two_dimensional: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     Stop,
     Length,
@@ -258,7 +275,7 @@ pub struct TokenEvent {
 /// k (token, logprob) pairs, best first.
 pub type TopK = Vec<(u32, f32)>;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sequence {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<f32>,
@@ -269,7 +286,7 @@ pub struct Sequence {
     pub weight_versions: Vec<u64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SampleOutput {
     pub sequences: Vec<Sequence>,
     /// One entry per prompt token; `NaN` where not computed.

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Who has to act. Spelled in lower case on the wire (protocol §10.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Category {
     /// The request is wrong; retrying it unchanged cannot help.
     User,
@@ -14,7 +16,7 @@ pub enum Category {
 }
 
 /// An error that can be shown to the user as it is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Error {
     pub category: Category,
     pub message: String,

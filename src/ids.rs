@@ -3,30 +3,32 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 
 /// Whose a row is: the id of an API key's account. `"local"` when the server runs without keys.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct OwnerId(pub String);
 
 /// A session, a UUID.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId(pub String);
 
 /// A training run: `<session>:train:<model_seq_id>`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModelId(pub String);
 
 /// A sampler: `<session>:sample:<sampling_session_seq_id>`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SamplerId(pub String);
 
 /// A promise; opaque and unguessable.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RequestId(pub String);
 
 /// A custom loss; opaque and unguessable.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LossId(pub String);
 
 macro_rules! display {
@@ -52,6 +54,26 @@ impl SessionId {
     }
 }
 
+impl ModelId {
+    /// The name of its directories.
+    pub fn dir_name(&self) -> String {
+        self.0.replace(':', "-")
+    }
+
+    /// The run that has directories of this name.
+    pub fn from_dir_name(name: &str) -> Option<Self> {
+        let (session, seq) = name.rsplit_once("-train-")?;
+        Some(SessionId(session.into()).model(seq.parse().ok()?))
+    }
+}
+
+impl SamplerId {
+    /// The name of its directory.
+    pub fn dir_name(&self) -> String {
+        self.0.replace(':', "-")
+    }
+}
+
 impl LossId {
     pub fn random() -> Self {
         Self(format!("loss-{}", uuid::Uuid::new_v4()))
@@ -65,7 +87,7 @@ impl RequestId {
 }
 
 /// What a checkpoint is for; also the middle part of its path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum CheckpointKind {
     /// Weights and optimiser state: training can be resumed from it.
     Training,
@@ -96,7 +118,7 @@ impl CheckpointKind {
 }
 
 /// `tinker://<run>/<kind>/<name>` (protocol §5.2).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CheckpointPath {
     pub run: ModelId,
     pub kind: CheckpointKind,

@@ -26,3 +26,4 @@ pub mod store;
 pub mod tokenizer;
 pub mod upload;
 pub mod validate;
+pub mod wal;

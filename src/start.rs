@@ -1,6 +1,7 @@
 //! What each subcommand starts: logging, models, engine, server.
 
 use std::io::{IsTerminal, Write};
+use std::sync::Arc;
 
 use tracing_subscriber::EnvFilter;
 
@@ -11,6 +12,7 @@ use crate::config::keys::KeyCommand;
 use crate::config::models::ModelSource as From;
 use crate::config::serve::ServeArgs;
 use crate::engine::{self, ModelSource};
+use crate::futures::ledger::Ledger;
 use crate::recipes::{demo, demo_model};
 use crate::{hub, keys, server};
 
@@ -35,9 +37,11 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     // Database and port before the models are loaded: one that cannot be had is found out at once.
     let store = runtime.block_on(server::open_store(&config))?;
     let listener = runtime.block_on(server::bind(&config))?;
+    let (ledger, restored) = server::open_ledger(&config)?;
+    runtime.block_on(server::sweep_snapshots(&config, &store))?;
     let models = users_mask.during(|| model_sources(&config))?;
-    let engine = engine(&config, &models)?;
-    runtime.block_on(server::run(config, store, engine, listener, server::signalled()))
+    let engine = engine(&config, &models, &ledger)?;
+    runtime.block_on(server::run(config, store, (ledger, restored), engine, listener, server::signalled()))
 }
 
 /// `tinderbox key`.
@@ -74,10 +78,11 @@ fn demo_in(folder: &std::path::Path) -> anyhow::Result<()> {
     };
     let url = format!("http://{}", listener.local_addr()?);
     let store = runtime.block_on(server::open_store(&config))?;
-    let engine = engine(&config, &model_sources(&config)?)?;
+    let (ledger, restored) = server::open_ledger(&config)?;
+    let engine = engine(&config, &model_sources(&config)?, &ledger)?;
     runtime.block_on(async {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = tokio::spawn(server::run(config, store, engine, listener, async {
+        let serving = tokio::spawn(server::run(config, store, (ledger, restored), engine, listener, async {
             let _ = stopped.await;
         }));
         let trained = tokio::select! {
@@ -128,8 +133,9 @@ fn model_sources(config: &Config) -> anyhow::Result<Vec<ModelSource>> {
     Ok(sources)
 }
 
-fn engine(config: &Config, models: &[ModelSource]) -> anyhow::Result<engine::handle::Handle> {
-    Ok(engine::spawn(models, &config.device, &config.store.data_dir, &config.limits)?)
+fn engine(config: &Config, models: &[ModelSource], ledger: &Ledger) -> anyhow::Result<engine::handle::Handle> {
+    let keeper = Arc::new(ledger.clone());
+    Ok(engine::spawn(models, &config.device, &config.store.data_dir, &config.limits, keeper)?)
 }
 
 /// To stderr; `RUST_LOG` decides what, `default` where it is not set.

@@ -1,6 +1,7 @@
 //! The engine through its handle: neighbours change no bit, order is kept, failures stay where they belong.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use tinderbox::command::{
@@ -9,7 +10,7 @@ use tinderbox::command::{
 };
 use tinderbox::config::device::{Device, DeviceChoice, Dtype};
 use tinderbox::config::limits::Limits;
-use tinderbox::engine::handle::Handle;
+use tinderbox::engine::handle::{Handle, NoKeeper};
 use tinderbox::engine::{ModelSource, spawn};
 use tinderbox::error::Result;
 use tinderbox::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
@@ -34,7 +35,7 @@ impl Engine {
         std::fs::write(model.join("tokenizer.json"), TOKENIZER).unwrap();
         let sources = [ModelSource { name: BASE.into(), dir: model }];
         let device = Device { choice: DeviceChoice::Flex, dtype: Dtype::F32 };
-        let handle = spawn(&sources, &device, dir.path(), &limits).unwrap();
+        let handle = spawn(&sources, &device, dir.path(), &limits, Arc::new(NoKeeper)).unwrap();
         Self { handle, dir }
     }
 

@@ -142,6 +142,7 @@ mod tests {
     use crate::config::Config;
     use crate::engine::handle::Handle;
     use crate::error::Category;
+    use crate::futures::ledger::Ledger;
     use crate::futures::retrieve::Poll;
     use crate::store::sessions::Finish;
     use axum::http::StatusCode;
@@ -189,7 +190,8 @@ mod tests {
         // Promises and programs are gone, rows are not.
         let dir = tempfile::tempdir().unwrap();
         let (links, engine) = (Links::open(dir.path()).unwrap(), Handle::new(std::sync::mpsc::channel().0, vec![]));
-        let restarted = App::new(Config::for_testing(dir.path()), engine, app.store().clone(), links);
+        let ledger = Ledger::for_testing(dir.path());
+        let restarted = App::new(Config::for_testing(dir.path()), engine, app.store().clone(), links, ledger);
         assert_eq!(restarted.custom_loss(&owner(), &session, &loss).await.unwrap().id, loss.0);
         let again = create(&restarted, "me", request(&session, 0, "sum")).await.unwrap();
         assert_eq!(loss_of(&restarted, &again).await, loss);

@@ -58,10 +58,14 @@ mod uploads;
 mod usage;
 
 use axum::Router;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::extract::{Request, State};
+use axum::http::Method;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
 use axum::routing::{delete, get, post, put};
 use tower_http::catch_panic::CatchPanicLayer;
 
+use error::ApiError;
 use state::App;
 
 /// All routes. Everything but `open` wants an API key. Each is described in `openapi/` (a test sees to it).
@@ -130,11 +134,22 @@ pub fn router(app: App) -> Router {
         .fallback(error::unknown_route)
         .method_not_allowed_fallback(error::wrong_method)
         .layer(from_fn(error::in_one_shape))
+        .layer(from_fn_with_state(app.clone(), durable))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(from_fn(inference::error_shapes::in_their_shape))
         .layer(from_fn(leftover::read))
         .layer(from_fn(trace::trace))
         .with_state(app)
+}
+
+/// With strict durability nothing is answered before everything that was taken survives a power cut.
+async fn durable(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
+    let changes = request.method() == Method::POST;
+    let response = next.run(request).await;
+    if changes {
+        app.futures().durable().await?;
+    }
+    Ok(response)
 }
 
 /// Of one checkpoint, below its run, kind and name.

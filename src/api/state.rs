@@ -15,8 +15,9 @@ use crate::engine::handle::Handle;
 use crate::error::{Error, Result};
 use crate::futures::admission::Room;
 use crate::futures::issue::Key;
+use crate::futures::ledger::Ledger;
 use crate::futures::{Futures, Retention};
-use crate::ids::{CheckpointPath, ModelId};
+use crate::ids::CheckpointPath;
 use crate::store::Store;
 use crate::upload::Uploads;
 
@@ -60,14 +61,14 @@ struct Shared {
 
 impl App {
     /// Must be called inside a tokio runtime.
-    pub fn new(config: Config, engine: Handle, store: Store, links: Links) -> Self {
+    pub fn new(config: Config, engine: Handle, store: Store, links: Links, ledger: Ledger) -> Self {
         let limits = &config.limits;
         let retention =
             Retention { time: limits.result_retention, bytes: limits.result_bytes, files: FILES_OUTLIVE_ROW };
         let room = Room { bytes: limits.pending_bytes, requests: limits.pending_requests };
         let accounts = Accounts::new(config.quotas.clone());
         let data_dir = config.store.data_dir.clone();
-        let futures = Futures::new(engine.clone(), store.clone(), retention, room, accounts, data_dir);
+        let futures = Futures::new(engine.clone(), store.clone(), retention, room, accounts, data_dir, ledger);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let tokens = Tokens::new(links.secret_for(b"tinderbox token v1"), limits.token_lifetime);
         let keys = Keys::new(&config.auth, tokens, config.bind.is_loopback());
@@ -177,18 +178,13 @@ impl App {
         // File systems take 255 bytes; a name may have as many by itself.
         let name = &path.name[..path.name.len().min(200)];
         let leaf = format!("{name}.{}", &unique[..8]);
-        self.checkpoints_dir().join(run_dir(&path.run)).join(path.kind.segment()).join(leaf)
+        self.checkpoints_dir().join(path.run.dir_name()).join(path.kind.segment()).join(leaf)
     }
 
     /// Where all checkpoints lie, as `RUN/KIND/NAME.UNIQUE`.
     pub fn checkpoints_dir(&self) -> PathBuf {
         self.0.config.store.data_dir.join("checkpoints")
     }
-}
-
-/// The name of a run's directory.
-pub fn run_dir(run: &ModelId) -> String {
-    run.0.replace(':', "-")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use super::links::Links;
 use crate::config::Config;
 use crate::engine::handle::{Handle, Message, ModelInfo};
+use crate::futures::ledger::Ledger;
 use crate::ids::{ModelId, OwnerId, SessionId};
 use crate::store;
 use crate::store::sessions::SessionRow;
@@ -27,7 +28,10 @@ pub async fn app() -> (App, Receiver<Message>) {
     };
     let links = Links::open(dir.path()).unwrap();
     let store = store::testing::empty_store().await;
-    (App::new(Config::for_testing(dir.path()), Handle::new(tx, vec![model]), store, links), rx)
+    let ledger = Ledger::for_testing(dir.path());
+    let config = Config::for_testing(dir.path());
+    // Nobody looks into it: it may go before the app does.
+    (App::new(config, Handle::new(tx, vec![model]), store, links, ledger), rx)
 }
 
 pub fn owner() -> OwnerId {

@@ -101,6 +101,11 @@ pub fn save(dir: &Path, checkpoint: &Checkpoint, base_dir: &Path, recipients: &[
     staging.commit(recipients.as_ref())
 }
 
+/// Bytes of a checkpoint's files.
+pub fn size(dir: &Path) -> Result<u64> {
+    std::fs::read_dir(dir)?.try_fold(0, |sum, entry| Ok(sum + entry?.metadata()?.len()))
+}
+
 /// Makes `to` a checkpoint of the same files as `from`: no byte is written twice where the file system has hard links, and
 /// each outlives the other. Returns the size in bytes.
 pub fn share(from: &Path, to: &Path) -> Result<u64> {

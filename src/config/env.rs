@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 const PREFIX: &str = "TINDERBOX_";
 
 /// Variables that stand for a flag.
-const OF_FLAGS: [&str; 9] = [
+const OF_FLAGS: [&str; 10] = [
     "TINDERBOX_MODEL",
     "TINDERBOX_HOST",
     "TINDERBOX_PORT",
@@ -19,10 +19,11 @@ const OF_FLAGS: [&str; 9] = [
     "TINDERBOX_DTYPE",
     "TINDERBOX_API_KEY",
     "TINDERBOX_PUBLIC_URL",
+    "TINDERBOX_DURABILITY",
 ];
 
 /// Variables of what has no flag. A name in neither list would be a setting that silently does nothing.
-const ALONE: [&str; 25] = [
+const ALONE: [&str; 27] = [
     "TINDERBOX_BULK_POLLING",
     "TINDERBOX_TOKEN_SECONDS",
     "TINDERBOX_AUDIT_DAYS",
@@ -44,6 +45,8 @@ const ALONE: [&str; 25] = [
     "TINDERBOX_ACTIVATION_BYTES",
     "TINDERBOX_KV_CACHE_BYTES",
     "TINDERBOX_SNAPSHOT_BYTES",
+    "TINDERBOX_SNAPSHOT_DISK_BYTES",
+    "TINDERBOX_RUN_SNAPSHOT_SECONDS",
     "TINDERBOX_QUOTA_MAX_RUNS",
     "TINDERBOX_QUOTA_REQUESTS_PER_MINUTE",
     "TINDERBOX_QUOTA_TOKENS_PER_MINUTE",

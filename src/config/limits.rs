@@ -42,6 +42,8 @@ pub struct Limits {
     /// Whether clients poll for all samples of a sampler at once instead of one by one. A restart of the server is then
     /// not noticed by samples that were under way.
     pub bulk_polling: bool,
+    /// Work on a run between two states of it on disk, at least; the more a state costs, the longer.
+    pub run_snapshot: Duration,
     /// Tokens of one training pass.
     pub pass_tokens: usize,
     /// Sequences that decode together.
@@ -52,6 +54,8 @@ pub struct Limits {
     pub kv_cache_bytes: Option<u64>,
     /// Sampler snapshots and checkpoints held in memory; beyond it they are read from disk when asked for.
     pub snapshot_bytes: u64,
+    /// And how many bytes of unnamed samplers' weights may lie on disk; beyond it those used longest ago go.
+    pub snapshot_disk_bytes: u64,
 }
 
 impl Default for Limits {
@@ -81,11 +85,13 @@ impl Limits {
             audit_rows: count(env, "TINDERBOX_AUDIT_ROWS", 100_000, 1..=1 << 24)?,
             long_poll: seconds(env, "TINDERBOX_LONG_POLL_SECONDS", 30, 1..=35)?,
             bulk_polling: env.parse("TINDERBOX_BULK_POLLING")?.unwrap_or(false),
+            run_snapshot: fraction(env, "TINDERBOX_RUN_SNAPSHOT_SECONDS", 3.0, 0.0..=86_400.0)?,
             pass_tokens: count(env, "TINDERBOX_PASS_TOKENS", 2048, 64..=1 << 24)?,
             decode_sequences: count(env, "TINDERBOX_DECODE_SEQUENCES", 64, 1..=65_536)?,
             activation_bytes: optional_bytes(env, "TINDERBOX_ACTIVATION_BYTES")?,
             kv_cache_bytes: optional_bytes(env, "TINDERBOX_KV_CACHE_BYTES")?,
             snapshot_bytes: size("TINDERBOX_SNAPSHOT_BYTES", GIB)?,
+            snapshot_disk_bytes: size("TINDERBOX_SNAPSHOT_DISK_BYTES", 64 * GIB)?,
         })
     }
 }
@@ -96,6 +102,12 @@ fn count(env: &Env, name: &'static str, default: usize, range: RangeInclusive<us
 
 fn seconds(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<Duration> {
     ranged(name, whole(env, name, " of seconds", &range)?.unwrap_or(default), range).map(Duration::from_secs)
+}
+
+/// Seconds with a fraction.
+fn fraction(env: &Env, name: &'static str, default: f64, range: RangeInclusive<f64>) -> Result<Duration> {
+    let given = env.number(name, format_args!("a number of seconds from {} to {}", range.start(), range.end()))?;
+    ranged(name, given.unwrap_or(default), range).map(Duration::from_secs_f64)
 }
 
 fn days(env: &Env, name: &'static str, default: u64, range: RangeInclusive<u64>) -> Result<Duration> {

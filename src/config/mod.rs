@@ -3,6 +3,7 @@
 pub mod auth;
 pub mod bind;
 pub mod device;
+pub mod durability;
 pub mod env;
 pub mod hub;
 pub mod keys;
@@ -20,6 +21,7 @@ use crate::error::Result;
 use auth::Auth;
 use bind::Bind;
 use device::{Device, DeviceChoice, Dtype};
+use durability::Durability;
 use env::Env;
 use hub::Hub;
 use limits::Limits;
@@ -36,6 +38,7 @@ pub struct Config {
     pub bind: Bind,
     pub store: Store,
     pub device: Device,
+    pub durability: Durability,
     pub auth: Auth,
     pub hub: Hub,
     pub limits: Limits,
@@ -56,6 +59,7 @@ impl Config {
             bind: Bind::new(args.host, args.port, env)?,
             store: Store::new(args.data_dir, args.database_url, env)?,
             device: Device::new(args.device, args.dtype, env)?,
+            durability: given(args.durability, env, "TINDERBOX_DURABILITY")?.unwrap_or_default(),
             auth,
             hub: Hub::from_env(env),
             limits: Limits::from_env(env)?,
@@ -71,6 +75,7 @@ impl Config {
             bind: Bind { host: "127.0.0.1".into(), port: 0 },
             store: Store::in_dir(data_dir),
             device: Device { choice: DeviceChoice::Flex, dtype: Dtype::F32 },
+            durability: Durability::default(),
             auth: Auth::default(),
             hub: Hub { cache_dir: data_dir.join("hub"), offline: true },
             limits: Limits::default(),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::device::{DeviceChoice, Dtype};
+use super::durability::Durability;
 use super::public_url::PublicUrl;
 
 /// A value given here wins over its environment variable.
@@ -48,6 +49,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KEY")]
     pub api_key: Vec<String>,
 
+    /// grouped: a power cut may cost the last 200 ms of accepted requests; strict: nothing, each is on the disk before it is
+    /// promised. A killed process loses nothing either way [default: grouped] [env: TINDERBOX_DURABILITY]
+    #[arg(long, value_name = "LEVEL")]
+    pub durability: Option<Durability>,
+
     /// Where clients reach the server when that is not the address they connect to, as behind a proxy; download links
     /// begin with it [default: as the request says] [env: TINDERBOX_PUBLIC_URL]
     #[arg(long, value_name = "URL")]
@@ -65,6 +71,7 @@ impl fmt::Debug for ServeArgs {
             .field("database_url", &self.database_url.as_deref().map(super::store::redacted))
             .field("device", &self.device)
             .field("dtype", &self.dtype)
+            .field("durability", &self.durability)
             .field("api_keys", &self.api_key.len())
             .field("public_url", &self.public_url)
             .finish()

@@ -142,6 +142,7 @@ mod tests {
     };
     use crate::engine::models::{ModelSource, Trained};
     use crate::engine::sample::SamplerLimits;
+    use crate::engine::sources::Budget;
     use crate::ids::{ModelId, RequestId, SamplerId, SessionId};
     use crate::kernels::upload;
     use crate::model::batch::Batch;
@@ -177,7 +178,8 @@ mod tests {
             std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
             let sources = [ModelSource { name: "tiny".into(), dir: dir.path().into() }];
             let spill = dir.path().join("snapshots");
-            let mut models = Models::load(&sources, Device::flex(), DType::F32, 1 << 30, spill).unwrap();
+            let budget = Budget { memory: 1 << 30, disk: 1 << 30 };
+            let mut models = Models::load(&sources, Device::flex(), DType::F32, budget, spill).unwrap();
             let plan = models.plan("tiny", RunKind::Lora(CONFIG)).unwrap();
             models.create(&run(), plan, None).unwrap();
             let limits = SamplerLimits { sequences: 8, kv_values: 1 << 24 };

@@ -10,7 +10,7 @@ use crate::command::{Command, Outcome, TokenEvent};
 use crate::engine::load::{Board, Done, Load};
 use crate::engine::meter::{Consumer, Meter, Spent};
 use crate::error::{Error, Result};
-use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
+use crate::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 
 /// A number that means "at once, whatever waits": how the end of a session unloads its runs.
 pub const NOW: u64 = u64::MAX;
@@ -20,6 +20,34 @@ pub type Reply = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
 /// Where a sample's tokens are told while it runs; the outcome follows all the same. A receiver that is gone is ignored.
 pub type Events = tokio::sync::mpsc::UnboundedSender<TokenEvent>;
+
+/// Who remembers what was asked of runs, and is told what of it no longer needs to be: it is in a state file.
+pub trait Keeper: Send + std::marker::Sync {
+    /// Whether everything that this run was asked below number `next` has been answered, and its answer kept. Only then
+    /// may a state that holds it take the place of the requests.
+    fn settled(&self, model: &ModelId, next: u64) -> bool;
+    /// The run as it was before number `next` is on disk.
+    fn kept(&self, model: &ModelId, next: u64);
+    /// The run went on without the numbers from `from` up to `next`, which never came.
+    fn gave_up(&self, model: &ModelId, from: u64, next: u64);
+    /// The run is gone for good.
+    fn ended(&self, model: &ModelId);
+}
+
+/// Remembers nothing: for tests of the engine alone, whose runs end with it.
+pub struct NoKeeper;
+
+impl Keeper for NoKeeper {
+    fn settled(&self, _: &ModelId, _: u64) -> bool {
+        true
+    }
+
+    fn kept(&self, _: &ModelId, _: u64) {}
+
+    fn gave_up(&self, _: &ModelId, _: u64, _: u64) {}
+
+    fn ended(&self, _: &ModelId) {}
+}
 
 /// Called when the engine has stopped.
 pub type Stopped = Box<dyn FnOnce() + Send>;
@@ -46,6 +74,8 @@ pub enum Message {
     Cancel(RequestId),
     /// Drop the session's sample requests and its samplers' snapshots. Its runs are unloaded one by one.
     EndSession(SessionId),
+    /// Snapshots that commands on their way will make again: samples from them wait until then.
+    Expect(Vec<SamplerId>),
     /// Weights of the owners' shares; who is not named has 1.
     Weights(HashMap<OwnerId, f64>),
     /// Finish what runs, write what is being saved, fail what waits, end the thread.
@@ -140,6 +170,11 @@ impl Handle {
             (s.reply)(Err(Error::server("the engine has stopped")));
         }
         ticket
+    }
+
+    /// Samples from these snapshots wait until commands that are yet to be submitted have made them again.
+    pub fn expect(&self, snapshots: Vec<SamplerId>) {
+        let _ = self.tx.send(Message::Expect(snapshots));
     }
 
     pub fn skip(&self, model: ModelId, seq: u64) {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use crate::command::{Command, Datum, Outcome, RunCommand, Save};
+use crate::command::{Command, Datum, Origin, Outcome, RunCommand, RunKind, SampleSource, Save};
 use crate::engine::handle::{Message, NOW, Reply, Stopped, Submission};
 use crate::engine::load::{Board, Load};
 use crate::engine::memory;
@@ -13,7 +13,7 @@ use crate::engine::models::{Base, Models, Plan, lost};
 use crate::engine::sample::Sampler;
 use crate::engine::train::{Request, Requests};
 use crate::error::{Error, Result};
-use crate::ids::{ModelId, OwnerId};
+use crate::ids::{ModelId, OwnerId, SamplerId};
 use crate::scheduler::{Lane, Queued, Scheduler, Shares};
 
 /// How old the published picture of the queues may get while the engine works.
@@ -36,6 +36,10 @@ pub struct Inbox {
     pub board: Board,
     pub published: Instant,
     pub writers_busy: bool,
+    /// Runs that have ended, whose files are to go.
+    pub unloaded: Vec<ModelId>,
+    /// Samples that wait for a snapshot that is to be made again.
+    pub expected: HashMap<SamplerId, Vec<Submission>>,
 }
 
 impl Inbox {
@@ -58,11 +62,21 @@ impl Inbox {
             Message::Shutdown(stopped) => self.stopped = Some(stopped),
             Message::Skip { model, seq } => self.scheduler.skip(&model, seq),
             Message::Cancel(promise) => {
-                sampler.cancel(&Error::user("the request was cancelled"), |o| o.promise == promise)
+                let error = Error::user("the request was cancelled");
+                self.cancel_awaiting(&error, |o| o.promise == promise);
+                sampler.cancel(&error, |o| o.promise == promise)
             }
             Message::EndSession(session) => {
-                sampler.cancel(&Error::user("its session has ended"), |o| o.session == session);
+                let error = Error::user("its session has ended");
+                self.cancel_awaiting(&error, |o| o.session == session);
+                sampler.cancel(&error, |o| o.session == session);
                 models.drop_snapshots(&session);
+            }
+            Message::Expect(snapshots) => {
+                self.expected.extend(snapshots.into_iter().map(|id| (id, Vec::new())));
+            }
+            Message::Submit(submission) if self.awaited(&submission.command).is_some() => {
+                self.awaited(&submission.command).expect("just seen").push(*submission);
             }
             Message::Submit(submission) => match *submission {
                 Submission { command: Command::Sample { origin, request }, ticket, reply, events } => {
@@ -75,6 +89,27 @@ impl Inbox {
                 }
             },
             Message::Weights(weights) => self.shares.set_weights(weights),
+        }
+    }
+
+    /// Where a sample waits whose snapshot is yet to be made again.
+    fn awaited(&mut self, command: &Command) -> Option<&mut Vec<Submission>> {
+        let Command::Sample { request, .. } = command else { return None };
+        let SampleSource::Snapshot(id) = &request.source else { return None };
+        self.expected.get_mut(id)
+    }
+
+    /// The snapshot is there, or never will be: what waited for it goes on.
+    pub fn arrived(&mut self, id: &SamplerId, models: &mut Models, sampler: &mut Sampler) {
+        for waiting in self.expected.remove(id).into_iter().flatten() {
+            self.take(Message::Submit(Box::new(waiting)), models, sampler);
+        }
+    }
+
+    fn cancel_awaiting(&mut self, error: &Error, gone: impl Fn(&Origin) -> bool) {
+        let of_gone = |s: &mut Submission| matches!(&s.command, Command::Sample { origin, .. } if gone(origin));
+        for waiting in self.expected.values_mut() {
+            waiting.extract_if(.., |s| of_gone(s)).for_each(|s| (s.reply)(Err(error.clone())));
         }
     }
 
@@ -92,23 +127,24 @@ impl Inbox {
         reply: Reply,
         models: &mut Models,
     ) {
-        if let RunCommand::Create { base, kind, .. } = &command {
+        if let Some((base, kind)) = begins(&command) {
             if self.scheduler.is_open(&model) {
                 return reply(Err(Error::user(format!("run {model} exists already"))));
             }
             // Creating takes its turn like everything else: it may have to read a checkpoint.
-            match models.plan(base, *kind) {
+            match models.plan(base, kind) {
                 Ok(plan) => self.plans.insert(model.clone(), plan),
                 Err(e) => return reply(Err(e)),
             };
-            self.scheduler.open(model.clone(), owner, 0);
-            self.scheduler.push(&model, 0, Queued::Barrier);
-            self.barriers.insert((model, 0), (command, reply));
+            self.scheduler.open(model.clone(), owner, seq);
+            self.scheduler.push(&model, seq, Queued::Barrier);
+            self.barriers.insert((model, seq), (command, reply));
             return;
         }
         if seq == NOW {
             models.unload(&model);
             self.forget(&model);
+            self.unloaded.push(model);
             return reply(Ok(Outcome::Unloaded));
         }
         if let Err(e) = self.queue(&model, seq, &command, models) {
@@ -180,6 +216,7 @@ impl Inbox {
     }
 
     pub fn fail_all(&mut self, error: &Error) {
+        self.cancel_awaiting(error, |_| true);
         self.requests.drain().for_each(|(_, r)| (r.reply)(Err(error.clone())));
         self.barriers.drain().for_each(|(_, (_, reply))| reply(Err(error.clone())));
         while let Ok(m) = self.rx.try_recv() {
@@ -208,5 +245,13 @@ impl Inbox {
             (one.ahead, one.seconds, one.weight) = (ahead, self.shares.seconds(owner), self.shares.weight(owner));
         }
         self.board.publish(load);
+    }
+}
+
+/// What a command that begins a run trains, and over which base model.
+fn begins(command: &RunCommand) -> Option<(&str, RunKind)> {
+    match command {
+        RunCommand::Create { base, kind, .. } | RunCommand::Revive { base, kind, .. } => Some((base, *kind)),
+        _ => None,
     }
 }

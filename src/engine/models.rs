@@ -10,7 +10,9 @@ use crate::command::{LoraConfig, Restore, RunKind, SampleSource};
 use crate::engine::handle::ModelInfo;
 use crate::engine::memory;
 use crate::engine::meter::Meter;
-use crate::engine::sources::{Lanes, Source, Sources};
+use crate::engine::snapshots::{Files, Origin};
+use crate::engine::sources::{Budget, Lanes, Source, Sources};
+use crate::engine::state;
 use crate::engine::weights;
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, SamplerId, SessionId};
@@ -146,7 +148,7 @@ impl Models {
         sources: &[ModelSource],
         device: Device,
         dtype: DType,
-        snapshot_bytes: u64,
+        snapshots: Budget,
         spill_dir: PathBuf,
     ) -> Result<Self> {
         let mut by_dir: HashMap<PathBuf, Arc<Base>> = HashMap::new();
@@ -171,11 +173,11 @@ impl Models {
         Ok(Self {
             kernels: kernels::for_device(&device),
             device,
-            bases,
             runs: HashMap::new(),
             meter: Meter::default(),
             run_bytes: u64::MAX,
-            sources: Sources::new(snapshot_bytes, spill_dir, lanes.clone()),
+            sources: Sources::new(snapshots, Files::new(spill_dir), lanes.clone(), &bases),
+            bases,
             lanes,
         })
     }
@@ -271,7 +273,7 @@ impl Models {
     /// next step.
     pub fn snapshot(&mut self, model: &ModelId, sampler: &SamplerId, seq: u64) -> Result<()> {
         let run = self.runs.get(model).ok_or_else(|| lost(model))?;
-        self.sources.keep(sampler, run, seq);
+        self.sources.keep(sampler, model, run, seq);
         Ok(())
     }
 
@@ -279,6 +281,19 @@ impl Models {
     pub fn publish(&mut self, model: &ModelId, sampler: &SamplerId, seq: u64) -> Result<Arc<Source>> {
         let run = self.runs.get(model).ok_or_else(|| lost(model))?;
         Ok(self.sources.publish(sampler, model, run, seq))
+    }
+
+    /// A run of an earlier process, from its state file.
+    pub fn revive(&mut self, model: &ModelId, plan: Plan, state: &Path) -> Result<()> {
+        let Plan { base, base_name, kind, lane } = plan;
+        let (trained, grads, moments) = state::load(state, kind, &base, &self.device)?;
+        self.runs.insert(model.clone(), Run { base, base_name, lane, trained, grads, moments });
+        Ok(())
+    }
+
+    /// The snapshots of a run that are in memory alone, and where their files go.
+    pub fn unsaved_snapshots(&self, model: &ModelId) -> (Vec<(Origin, Arc<Source>)>, Files) {
+        (self.sources.unsaved(model), self.sources.files().clone())
     }
 
     /// Forgets the snapshots of a session's samplers.

@@ -11,18 +11,19 @@ use crate::command::{Outcome, RunCommand, Save};
 use crate::config::limits::Limits;
 use crate::engine::handle::{Message, Reply};
 use crate::engine::inbox::Inbox;
+use crate::engine::keep::Keeping;
 use crate::engine::load::Board;
 use crate::engine::memory::{self, Budgets};
 use crate::engine::meter::Consumer;
-use crate::engine::models::{Models, lost};
+use crate::engine::models::{Models, Plan, lost};
 use crate::engine::sample::{Parts, Sampler, SamplerLimits};
 use crate::engine::train;
 use crate::engine::weights;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId};
 use crate::kernels;
 use crate::model::decoder::Budget;
-use crate::scheduler::{Pass, Scheduler, Shares, Use, Work};
+use crate::scheduler::{Item, Pass, Scheduler, Shares, Use, Work};
 
 /// How long a run waits for a number that never came before it goes on without it (protocol §11.2).
 const GAP_LIMIT: Duration = Duration::from_secs(600);
@@ -30,6 +31,10 @@ const GAP_LIMIT: Duration = Duration::from_secs(600);
 const WRITERS: usize = 2;
 /// How often gaps are looked at.
 const GAP_CHECK: Duration = Duration::from_secs(5);
+/// How often it is looked whether a run's state is due while nothing else happens.
+const KEEP_CHECK: Duration = Duration::from_millis(250);
+/// How long the states of runs may take to be written at the end.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// How often writers are looked at when nothing but a save waits.
 const WRITER_CHECK: Duration = Duration::from_millis(5);
 
@@ -42,10 +47,11 @@ pub struct Engine {
     last_gap_check: Instant,
     /// Saves that are being written.
     writers: Vec<JoinHandle<()>>,
+    keeping: Keeping,
 }
 
 impl Engine {
-    pub fn new(mut models: Models, rx: Receiver<Message>, board: Board, limits: &Limits) -> Self {
+    pub fn new(mut models: Models, rx: Receiver<Message>, board: Board, limits: &Limits, keeping: Keeping) -> Self {
         let budgets = Budgets::new(limits, memory::available());
         models.run_bytes = budgets.runs;
         let values = |bytes: u64| (bytes / 4) as usize;
@@ -65,9 +71,11 @@ impl Engine {
             board,
             published: Instant::now(),
             writers_busy: false,
+            unloaded: Vec::new(),
+            expected: HashMap::new(),
         };
         let last_gap_check = Instant::now();
-        Self { models, inbox, sampler, budget, gaps: HashMap::new(), last_gap_check, writers: Vec::new() }
+        Self { models, inbox, sampler, budget, gaps: HashMap::new(), last_gap_check, writers: Vec::new(), keeping }
     }
 
     /// What it runs on and how much memory it gives to what, for the log.
@@ -86,8 +94,8 @@ impl Engine {
         while self.inbox.stopped.is_none() {
             if self.next_trainer().is_none() && self.sampler.is_idle() {
                 self.inbox.publish(&self.sampler, true);
-                let wait = if self.inbox.scheduler.saves_wait() { WRITER_CHECK } else { GAP_CHECK };
-                match self.inbox.rx.recv_timeout(wait) {
+                self.keep_due(true);
+                match self.inbox.rx.recv_timeout(self.idle_wait()) {
                     Ok(m) => self.inbox.take(m, &mut self.models, &mut self.sampler),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break,
@@ -96,6 +104,8 @@ impl Engine {
             self.inbox.drain(&mut self.models, &mut self.sampler);
             self.inbox.publish(&self.sampler, false);
             self.close_gaps();
+            self.end_unloaded();
+            self.keep_due(false);
             self.serve_next();
         }
         self.stop();
@@ -138,21 +148,26 @@ impl Engine {
         if catch_unwind(AssertUnwindSafe(|| self.barrier(model, seq, command, reply))).is_err() {
             tracing::error!(run = %model, seq_id = seq, "a request panicked; its run is ended");
             self.unload(model);
+            self.end_unloaded();
         }
     }
 
     /// A training pass. Between its layers new messages are taken in, and owners who used less than those of the pass
     /// sample; unless somebody who used even less waits for the pass to end.
     fn pass(&mut self, pass: Pass) {
+        tracing::debug!(target: "tinderbox::durability", moment = "pass", requests = pass.items.len(), "pass begins");
         let parts = self.parts(&pass);
+        let tokens = self.tokens(&pass);
         let owners: Vec<OwnerId> = parts.iter().map(|(o, _)| o.clone()).collect();
         let may_save = !self.inbox.writers_busy;
         let mut requests = std::mem::take(&mut self.inbox.requests);
         let (inbox, sampler) = (&mut self.inbox, &mut self.sampler);
         inbox.board.counters.pass();
-        let last = Cell::new(Instant::now());
+        let (last, worked) = (Cell::new(Instant::now()), Cell::new(0.0));
         let mut breathe = |models: &mut Models| {
-            inbox.shares.charge(Use::Training, &parts, last.get().elapsed().as_secs_f64());
+            let time = last.get().elapsed().as_secs_f64();
+            worked.set(worked.get() + time);
+            inbox.shares.charge(Use::Training, &parts, time);
             loop {
                 inbox.drain(models, sampler);
                 inbox.publish(sampler, false);
@@ -167,11 +182,26 @@ impl Engine {
             last.set(Instant::now());
         };
         train::run_pass(&mut self.models, &mut requests, pass, self.budget, &mut breathe);
+        let time = worked.get() + last.get().elapsed().as_secs_f64();
         // What arrived meanwhile went into the empty map.
         requests.extend(self.inbox.requests.drain());
         self.inbox.requests = requests;
         self.inbox.fail_orphans();
+        let all: usize = tokens.iter().map(|(_, n)| n).sum();
+        for (model, n) in tokens.into_iter().filter(|(model, _)| self.models.run(model).is_some()) {
+            self.keeping.worked(&model, Duration::from_secs_f64(time * n as f64 / all.max(1) as f64));
+        }
         self.inbox.shares.charge(Use::Training, &parts, last.get().elapsed().as_secs_f64());
+    }
+
+    /// Tokens of a pass by run.
+    fn tokens(&self, pass: &Pass) -> Vec<(ModelId, usize)> {
+        let of = |item: &Item| {
+            let request = self.inbox.requests.get(&(item.model.clone(), item.seq))?;
+            let n = request.data[item.datums.clone()].iter().map(|d| d.tokens.len()).sum();
+            Some((item.model.clone(), n))
+        };
+        pass.items.iter().filter_map(of).collect()
     }
 
     /// Tokens of a pass by owner.
@@ -189,6 +219,14 @@ impl Engine {
 
     fn barrier(&mut self, model: &ModelId, seq: u64, command: RunCommand, reply: Reply) {
         let kernels = self.models.kernels;
+        let begun = Instant::now();
+        // What reads a checkpoint could not be done again once that is deleted.
+        let reads = matches!(command, RunCommand::Load(_) | RunCommand::Create { restore: Some(_), .. });
+        let revives = matches!(command, RunCommand::Revive { .. });
+        let expected = match &command {
+            RunCommand::Save(Save::Snapshot { sampler } | Save::Inflight { sampler }) => Some(sampler.clone()),
+            _ => None,
+        };
         let result = match command {
             RunCommand::OptimStep(params) => match self.models.run_mut(model) {
                 Some(run) => {
@@ -213,25 +251,79 @@ impl Engine {
                 Ok(Outcome::Unloaded)
             }
             RunCommand::Create { restore, .. } => {
-                let plan = self.inbox.plans.remove(model).ok_or_else(|| lost(model));
-                let created = plan.and_then(|plan| self.models.create(model, plan, restore.as_ref()));
+                let created = self.planned(model, |models, plan| models.create(model, plan, restore.as_ref()));
                 if created.is_err() {
-                    self.inbox.forget(model);
+                    self.keeping.end(model);
                 }
-                created.map(|()| Outcome::Created)
+                created
             }
+            RunCommand::Revive { state, .. } => self.planned(model, |models, plan| models.revive(model, plan, &state)),
             RunCommand::ForwardBackward { .. } => Err(Error::server("not a barrier of a run")),
         };
         if let Err(e) = &result {
             tracing::info!(run = %model, seq_id = seq, error = %e, "request failed");
         }
-        reply(result);
+        if self.models.run(model).is_some() && !revives {
+            self.keeping.worked(model, begun.elapsed());
+        }
+        if let Some(sampler) = expected {
+            self.inbox.arrived(&sampler, &mut self.models, &mut self.sampler);
+        }
+        if reads && result.is_ok() {
+            let then = Box::new(move || reply(result));
+            self.keeping.begin(model, &self.models, (seq + 1, seq), Some(then));
+        } else {
+            reply(result);
+        }
+    }
+
+    /// A run that waits to be begun.
+    fn planned(&mut self, model: &ModelId, begin: impl FnOnce(&mut Models, Plan) -> Result<()>) -> Result<Outcome> {
+        let plan = self.inbox.plans.remove(model).ok_or_else(|| lost(model));
+        let begun = plan.and_then(|plan| begin(&mut self.models, plan));
+        if begun.is_err() {
+            self.inbox.forget(model);
+        }
+        begun.map(|()| Outcome::Created)
+    }
+
+    /// How long to wait for messages when there is nothing to do.
+    fn idle_wait(&self) -> Duration {
+        match () {
+            () if self.inbox.scheduler.saves_wait() => WRITER_CHECK,
+            () if self.keeping.waits() => KEEP_CHECK,
+            () => GAP_CHECK,
+        }
+    }
+
+    /// Writes the state of the run that is due, if any is.
+    fn keep_due(&mut self, idle: bool) {
+        if let Some(model) = self.keeping.due(idle) {
+            self.keep(&model);
+        }
+    }
+
+    fn keep(&mut self, model: &ModelId) {
+        match self.inbox.scheduler.next_of(model) {
+            Some(next) => self.keeping.begin(model, &self.models, (next, next), None),
+            None => self.keeping.forget(model),
+        }
+    }
+
+    /// The files of runs that have ended go.
+    fn end_unloaded(&mut self) {
+        for model in std::mem::take(&mut self.inbox.unloaded) {
+            self.keeping.end(&model);
+        }
     }
 
     /// Copies the weights now, and writes them while training goes on.
     fn save(&mut self, model: &ModelId, save: &Save, reply: Reply) {
         let Some(run) = self.models.run(model) else { return reply(Err(lost(model))) };
         let write = weights::begin_save(run, save);
+        tracing::debug!(target: "tinderbox::durability", moment = "save", run = %model, "save begins");
+        // So that its request leaves the journal some time.
+        self.keeping.worked(model, Duration::ZERO);
         // Each holds a copy of a run in memory until it is written; the scheduler waits until one is free.
         self.writers.push(std::thread::spawn(move || {
             reply(write().map(|size_bytes| Outcome::Saved { size_bytes }));
@@ -241,6 +333,7 @@ impl Engine {
     fn unload(&mut self, model: &ModelId) {
         self.models.unload(model);
         self.inbox.forget(model);
+        self.inbox.unloaded.push(model.clone());
     }
 
     /// Skips numbers that runs have waited for too long.
@@ -256,6 +349,9 @@ impl Engine {
             if since.elapsed() > GAP_LIMIT {
                 tracing::warn!(run = %model, seq_id = seq, "numbers from this one on never came; the run goes on");
                 self.inbox.scheduler.skip_gap(&model);
+                if let Some(next) = self.inbox.scheduler.next_of(&model) {
+                    self.keeping.keeper().gave_up(&model, seq, next);
+                }
             }
         }
     }
@@ -264,9 +360,14 @@ impl Engine {
         let error = Error::server("the server is shutting down");
         self.sampler.cancel(&error, |_| true);
         self.inbox.fail_all(&error);
-        for w in self.writers {
+        for w in std::mem::take(&mut self.writers) {
             let _ = w.join();
         }
+        self.end_unloaded();
+        for model in self.keeping.unkept() {
+            self.keep(&model);
+        }
+        self.keeping.finish(STOP_LIMIT);
         if let Some(stopped) = self.inbox.stopped {
             stopped();
         }

@@ -77,7 +77,13 @@ pub fn begin_save(run: &Run, save: &Save) -> impl FnOnce() -> Result<u64> + Send
     };
     let image = image(&run.base_name, run.base.config(), &run.trained, moments);
     let base_dir = run.base.dir.clone();
-    move || checkpoint::save(&dir, &image, &base_dir, &recipients)
+    move || {
+        // Every save has a directory of its own: this one was written before the process was killed.
+        if dir.exists() {
+            return checkpoint::size(&dir);
+        }
+        checkpoint::save(&dir, &image, &base_dir, &recipients)
+    }
 }
 
 /// Reads a checkpoint's weights, and its moments when `optimizer`.

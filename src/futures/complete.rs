@@ -1,6 +1,7 @@
 //! From the engine's outcome to a settled promise; rows are written before anybody can see the result.
 
 use chrono::{TimeDelta, Utc};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::accounts::tally::Tally;
@@ -21,6 +22,7 @@ use super::issue::Key;
 use super::state::Answer;
 
 /// What remains to be done when the engine has answered.
+#[derive(Serialize, Deserialize)]
 pub enum Completion {
     /// List the new run; `path` is the checkpoint it was created from.
     Create {
@@ -157,7 +159,7 @@ impl Completion {
     }
 
     /// The answer of a request that leaves nothing in the store.
-    fn answer(self, outcome: Outcome) -> Result<Answer> {
+    pub(super) fn answer(self, outcome: Outcome) -> Result<Answer> {
         match (self, outcome) {
             (Self::ForwardBackward, Outcome::ForwardBackward { outputs, metrics }) => {
                 Ok(Answer::ForwardBackward { outputs, metrics })
@@ -170,11 +172,14 @@ impl Completion {
         }
     }
 
-    async fn record(self, outcome: Outcome, futures: &Futures) -> Result<Answer> {
+    pub(super) async fn record(self, outcome: Outcome, futures: &Futures) -> Result<Answer> {
         let store = &futures.store;
         match (self, outcome) {
             (Self::Create { row, path }, Outcome::Created) => {
-                store.insert_run(&row).await?;
+                // It may have been listed before the process was killed.
+                if store.run(&row.id).await?.is_none_or(|listed| listed.session != row.session) {
+                    store.insert_run(&row).await?;
+                }
                 let from = path.as_ref().map(CheckpointPath::to_string);
                 let what = json!({ "model_id": row.id.0, "base_model": row.base_model, "from": from });
                 store.note(Some(&row.owner), "run_created", what);
@@ -199,7 +204,9 @@ impl Completion {
                 Ok(Answer::Saved { path, size_bytes })
             }
             (Self::Snapshot(row), Outcome::Saved { .. }) => {
-                store.insert_sampler(&row).await?;
+                if store.sampler(&row.id).await?.is_none_or(|listed| listed.source != row.source) {
+                    store.insert_sampler(&row).await?;
+                }
                 Ok(Answer::Snapshot { sampler: row.id })
             }
             (_, outcome) => Err(mismatch(&outcome)),
@@ -212,6 +219,10 @@ async fn list(futures: &Futures, row: &CheckpointRow, overwrite: bool) -> Result
     let store = &futures.store;
     futures.check_disk(&row.owner, &row.path, row.size_bytes).await?;
     let replaced = store.checkpoint(&row.path).await?;
+    // The same files were listed before the process was killed.
+    if replaced.as_ref().is_some_and(|listed| listed.dir == row.dir) {
+        return Ok(());
+    }
     if !overwrite && replaced.is_some() {
         return Err(Error::user(format!("{} exists; save with overwrite=true or under another name", row.path)));
     }

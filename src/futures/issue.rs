@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::accounts::tally;
 use crate::command::{Command, RunCommand};
 use crate::engine::handle::NOW;
@@ -17,7 +19,7 @@ use super::state::Answer;
 use super::table::{Claim, Table};
 
 /// What makes two requests the same request.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Key {
     /// `create_model`, and `load_weights` that creates.
     Creation {
@@ -92,6 +94,11 @@ impl Futures {
             }
             table.insert(id.clone(), owner.clone(), (kind(&completion), key.clone()), meaning);
         }
+        // From here on a killed process does not lose it.
+        if let Err(e) = self.ledger.accept((&id, &owner), (&key, meaning), &command, &completion) {
+            self.lock().remove(&id);
+            return Err(e);
+        }
         tracing::debug!(request = %id, "issued");
         let guard = Guard::new(self.clone(), id.clone(), &key, &command, completion, permit);
         let tokens = tally::tokens(&command);
@@ -138,6 +145,7 @@ impl Futures {
     /// A request under this number was refused at the door, so nobody may wait for it (protocol §11.2 rule 4).
     pub fn refuse(&self, model: ModelId, seq: u64) {
         if self.lock().refuse(&model, seq) {
+            self.ledger.refuse(&model, seq);
             self.engine.skip(model, seq);
         }
     }

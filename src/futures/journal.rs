@@ -88,6 +88,19 @@ impl Journal {
     }
 }
 
+/// The endpoints whose promises stand in the ledger.
+const KINDS: [&str; 9] = [
+    "create_model",
+    "load_weights",
+    "forward_backward",
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "unload_model",
+    "asample",
+    "create_custom_loss",
+];
+
 /// The endpoint that leads to this completion.
 pub(super) fn kind(completion: &Completion) -> &'static str {
     match completion {
@@ -100,6 +113,11 @@ pub(super) fn kind(completion: &Completion) -> &'static str {
         Completion::Unload { .. } => "unload_model",
         Completion::Sample { .. } => "asample",
     }
+}
+
+/// The endpoint of this name.
+pub fn known_kind(name: &str) -> Option<&'static str> {
+    KINDS.iter().find(|kind| **kind == name).copied()
 }
 
 fn session_of(key: &Key) -> SessionId {

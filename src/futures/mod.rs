@@ -8,11 +8,14 @@ mod disk;
 mod explain;
 pub mod issue;
 pub mod journal;
+pub mod ledger;
 pub mod meaning;
 pub mod news;
 pub mod pace;
 pub mod recent;
+pub mod restored;
 pub mod retrieve;
+mod revive;
 pub mod state;
 mod table;
 #[cfg(test)]
@@ -30,7 +33,7 @@ use crate::accounts::runs::Runs;
 use crate::accounts::tally::Tally;
 use crate::accounts::usage::Usage;
 use crate::engine::handle::Handle;
-use crate::error::Error;
+use crate::error::{Category, Error};
 use crate::ids::{OwnerId, RequestId, SessionId};
 use crate::store::Store;
 use crate::store::usage::Counters;
@@ -38,6 +41,7 @@ use crate::store::usage::Counters;
 use admission::{Admission, Room};
 use issue::Key;
 use journal::{Entry, Journal};
+use ledger::{Answered, Ledger};
 use pace::Pace;
 use recent::{Failure, Waiting};
 use table::Table;
@@ -68,6 +72,7 @@ pub struct Futures {
     usage: Usage,
     engine: Handle,
     store: Store,
+    ledger: Ledger,
     runtime: tokio::runtime::Handle,
     retention: Retention,
     /// Its paths are not for users.
@@ -83,6 +88,7 @@ impl Futures {
         room: Room,
         accounts: Accounts,
         data_dir: PathBuf,
+        ledger: Ledger,
     ) -> Self {
         Self {
             table: Arc::default(),
@@ -96,6 +102,7 @@ impl Futures {
             usage: Usage::new(Utc::now()),
             engine,
             store,
+            ledger,
             runtime: tokio::runtime::Handle::current(),
             retention,
             data_dir: data_dir.into(),
@@ -157,6 +164,22 @@ impl Futures {
     /// Forget what is older than the retention time. To be called every now and then.
     pub fn forget_expired(&self) {
         self.lock().forget_older(self.retention.time);
+        self.forget_gone();
+        self.ledger.write_owed();
+    }
+
+    /// Answers that are not in the table need not be on disk.
+    fn forget_gone(&self) {
+        let gone = std::mem::take(&mut self.lock().gone);
+        gone.iter().for_each(|id| self.ledger.forget(id));
+    }
+
+    /// Resolves at once, or with strict durability when everything that was taken so far survives a power cut.
+    ///
+    /// # Errors
+    /// Server errors: the disk failed.
+    pub async fn durable(&self) -> Result<(), Error> {
+        self.ledger.durable().await
     }
 
     /// The session takes no more requests: nobody needs to know which of its numbers were refused, or its news.
@@ -181,11 +204,22 @@ impl Futures {
 
     /// The end of a promise. Only the first call counts, so that a guard's alarm cannot overwrite a result.
     fn settle(&self, id: &RequestId, result: Result<state::Answer, Error>) {
+        // What the end of the server broke off is done after the next start.
+        if *self.closing.borrow() && matches!(&result, Err(e) if e.category == Category::Server) {
+            return;
+        }
+        let pending = self.lock().pending(id);
+        let Some((owner, kind, key, meaning, began)) = pending else { return };
+        let answered =
+            Answered { id: id.clone(), owner, kind: kind.into(), key, meaning, began, ended: Utc::now(), result };
+        self.ledger.answer(&answered);
         let mut table = self.lock();
-        if let Some(entry) = table.settle(id, result, self.retention.bytes) {
+        if let Some(entry) = table.settle(id, answered.result, self.retention.bytes) {
             // Before anybody can see that it has ended.
             self.journal().push(entry);
         }
+        drop(table);
+        self.forget_gone();
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::command::{DatumOutput, SampleOutput, TargetLayout, TopK};
 use crate::error::Error;
 use crate::ids::{CheckpointPath, LossId, ModelId, SamplerId};
 
 /// What a request came to, in our own terms; `api` gives it its wire form.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     Created {
         model: ModelId,

@@ -31,6 +31,8 @@ pub(super) struct Table {
     /// Estimated bytes of settled promises, by owner and together.
     held: HashMap<OwnerId, usize>,
     held_bytes: usize,
+    /// Promises whose answer was given up since somebody looked here last.
+    pub gone: Vec<RequestId>,
 }
 
 pub(super) struct Promise {
@@ -78,6 +80,13 @@ impl Table {
             cursor: None,
         };
         self.promises.insert(id, promise);
+    }
+
+    /// Whose an unfinished promise is, of which kind, its key and meaning, and when it began.
+    pub fn pending(&self, id: &RequestId) -> Option<(OwnerId, &'static str, Key, u64, DateTime<Utc>)> {
+        let promise = self.promises.get(id).filter(|p| matches!(p.state, State::Pending))?;
+        let meaning = self.keys.get(&promise.key).map_or(0, |claim| claim.meaning);
+        Some((promise.owner.clone(), promise.kind, promise.key.clone(), meaning, promise.began))
     }
 
     /// True when the number was not spent before.
@@ -144,6 +153,7 @@ impl Table {
 
     pub fn remove(&mut self, id: &RequestId) {
         if let Some(p) = self.promises.remove(id) {
+            self.gone.push(id.clone());
             if let (Some(target), Some(cursor)) = (Target::of(&p.key), p.cursor) {
                 self.logs.forget(&target, cursor);
             }
@@ -198,6 +208,7 @@ impl Table {
             Some(p) if !matches!(p.key, Key::Sample { .. }) => {
                 let before = p.state.size_bytes();
                 p.state = State::Expired;
+                self.gone.push(id.clone());
                 let (owner, freed) = (p.owner.clone(), before - p.state.size_bytes());
                 self.release(&owner, freed);
             }

@@ -17,6 +17,7 @@ use crate::store::testing::empty_store;
 use super::admission::Room;
 use super::complete::Completion;
 use super::issue::{Key, Request};
+use super::ledger::Ledger;
 use super::{Futures, Retention};
 
 /// How long files outlive their row in the rig.
@@ -44,7 +45,8 @@ impl Rig {
         let accounts = Accounts::default();
         let meter = Meter::default();
         let engine = Handle::new(tx, vec![]).metered(meter.clone());
-        let futures = Futures::new(engine, store.clone(), retention, room, accounts, dir.path().into());
+        let ledger = Ledger::for_testing(dir.path());
+        let futures = Futures::new(engine, store.clone(), retention, room, accounts, dir.path().into(), ledger);
         Self { futures, store, dir, meter, inbox: rx.into(), waiting: Vec::new().into() }
     }
 

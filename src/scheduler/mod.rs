@@ -117,6 +117,11 @@ impl Scheduler {
         self.runs.iter().filter_map(|(m, r)| r.queue.gap().map(|seq| (m.clone(), seq))).collect()
     }
 
+    /// The lowest number of this run that was not begun or done.
+    pub fn next_of(&self, model: &ModelId) -> Option<u64> {
+        self.runs.get(model).map(|r| r.queue.next())
+    }
+
     /// Every run with something that waits: whose it is, and where it stands.
     pub fn places(&self) -> impl Iterator<Item = (&ModelId, &OwnerId, Place)> {
         self.runs.iter().filter_map(|(m, r)| Some((m, &r.owner, r.queue.place()?)))

@@ -61,6 +61,10 @@ impl RunQueue {
         self.pass_skipped();
     }
 
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
     /// The request that may run now.
     pub fn ready(&self) -> Option<&Queued> {
         self.waiting.get(&self.next)

@@ -20,8 +20,16 @@ use crate::api::links::Links;
 use crate::api::state::App;
 use crate::checkpoint;
 use crate::config::Config;
+use crate::config::durability::Durability;
+use crate::engine;
 use crate::engine::handle::Handle;
+use crate::futures::ledger::Ledger;
+use crate::futures::restored::Restored;
 use crate::store::Store;
+use crate::wal::Sync;
+
+/// What is written is synced in groups of so long, unless durability is strict.
+const GROUP: Duration = Duration::from_millis(200);
 
 /// Requests in flight get this long to end after the signal.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -50,11 +58,26 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
     Ok(store)
 }
 
+/// Opens the journal of requests, and reads what an earlier process left there.
+pub fn open_ledger(config: &Config) -> anyhow::Result<(Ledger, Restored)> {
+    let sync = match config.durability {
+        Durability::Grouped => Sync::Within(GROUP),
+        Durability::Strict => Sync::AtOnce,
+    };
+    Ok(Ledger::open(&config.store.data_dir.join("journal"), sync)?)
+}
+
+/// Removes the weights of ephemeral samplers whose session has ended. To be called before the engine looks for them.
+pub async fn sweep_snapshots(config: &Config, store: &Store) -> anyhow::Result<()> {
+    Ok(sweep::snapshots(&engine::snapshots_dir(&config.store.data_dir), store).await?)
+}
+
 /// Serve on `listener` until `shutdown` resolves, then drain: long polls are answered at once, no new connection is
 /// taken, the engine stops.
 pub async fn run(
     config: Config,
     store: Store,
+    (ledger, restored): (Ledger, Restored),
     engine: Handle,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
@@ -63,9 +86,13 @@ pub async fn run(
     let links = Links::open(&config.store.data_dir)?;
     let address = listener.local_addr()?;
     let database = config.store.database();
-    let app = App::new(config, engine.clone(), store.clone(), links);
+    let runs_dir = engine::runs_dir(&config.store.data_dir);
+    let app = App::new(config, engine.clone(), store.clone(), links, ledger);
     sweep::orphans(&app.checkpoints_dir(), &store).await?;
     upkeep::refresh_keys(&app).await?;
+    for row in app.futures().revive(restored, &runs_dir).await? {
+        app.known().announce_run(row);
+    }
     let router = api::router(app.clone());
     let sweeper = tokio::spawn(sweep::forever(app.clone()));
     let app_at_end = app.clone();

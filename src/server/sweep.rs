@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
 
-use crate::api::state::{App, run_dir};
+use crate::api::state::App;
+use crate::engine::snapshots::Files;
 use crate::error::Result;
+use crate::ids::ModelId;
 use crate::store::Store;
 
 use super::upkeep;
@@ -76,11 +78,30 @@ async fn expired_checkpoints(app: &App) -> Result<()> {
     Ok(())
 }
 
+/// Removes the snapshots of samplers that are gone or whose session has ended.
+pub async fn snapshots(dir: &Path, store: &Store) -> Result<()> {
+    let files = Files::new(dir.into());
+    for (origin, _) in files.found() {
+        let mut wanted = false;
+        for id in &origin.samplers {
+            let session = match store.sampler(id).await? {
+                Some(sampler) => store.session(&sampler.session).await?,
+                None => None,
+            };
+            wanted |= session.is_some_and(|s| s.finished.is_none());
+        }
+        if !wanted {
+            files.remove(&origin);
+        }
+    }
+    Ok(())
+}
+
 /// Deletes the directories `RUN/KIND/NAME` below `checkpoints` that belong to a run of this database but to none of its
 /// checkpoints and samplers: a killed process had written or was about to remove them. Runs that the database does not know are
 /// another database's, and all else is not ours. To be called before the first write.
 pub async fn orphans(checkpoints: &Path, store: &Store) -> Result<()> {
-    let runs: HashSet<String> = store.run_ids().await?.iter().map(run_dir).collect();
+    let runs: HashSet<String> = store.run_ids().await?.iter().map(ModelId::dir_name).collect();
     // The data directory may have been moved since: only what is below it counts.
     let (listed, sampled) = (store.checkpoint_dirs().await?, store.sampled_dirs().await?);
     let kept: HashSet<PathBuf> = listed.iter().chain(&sampled).map(|dir| last_three(dir)).collect();

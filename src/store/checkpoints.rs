@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
 
 use super::columns::{Columns, KIND, bind_kind, corrupt, int, json, micros, text};
@@ -11,7 +12,7 @@ use crate::command::RunKind;
 use crate::error::Result;
 use crate::ids::{CheckpointKind, CheckpointPath, ModelId, OwnerId};
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRow {
     pub path: CheckpointPath,
     pub owner: OwnerId,

@@ -1,6 +1,7 @@
 //! Training runs (protocol §7.14).
 
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
 
 use super::checkpoint_lists::Listed;
@@ -10,7 +11,7 @@ use crate::command::RunKind;
 use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, SessionId};
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRow {
     pub id: ModelId,
     pub session: SessionId,
@@ -76,6 +77,12 @@ impl Store {
     pub async fn run_ids(&self) -> Result<Vec<ModelId>> {
         let rows = sqlx::query("SELECT id FROM training_runs").fetch_all(&self.pool).await?;
         rows.iter().map(|row| row.text("id").map(ModelId)).collect()
+    }
+
+    /// The run cannot be trained any more.
+    pub async fn mark_corrupted(&self, id: &ModelId) -> Result<()> {
+        sqlx::query("UPDATE training_runs SET corrupted = 1 WHERE id = $1").bind(&id.0).execute(&self.pool).await?;
+        Ok(())
     }
 
     /// Sets `last_request_at`; a run that has no row yet stays without one.

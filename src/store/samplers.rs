@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
 
 use super::columns::{Columns, corrupt, micros, text};
@@ -10,7 +11,7 @@ use super::{Store, taken};
 use crate::error::{Error, Result};
 use crate::ids::{CheckpointPath, ModelId, OwnerId, SamplerId, SessionId};
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplerRow {
     pub id: SamplerId,
     pub session: SessionId,
@@ -21,7 +22,7 @@ pub struct SamplerRow {
 }
 
 /// Whose weights it samples from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SamplerSource {
     Base,
     /// The files that `path` named when the sampler was created: it samples from these or not at all.

@@ -259,6 +259,7 @@ fn finish(id: &str, graph: &Graph, steps: Vec<Step>, loss: usize, metrics: Vec<(
         slots,
         loss,
         metrics,
+        graph: Arc::new(graph.clone()),
     })
 }
 

@@ -1,7 +1,9 @@
 //! A traced loss as it was sent: nodes in execution order, plain values, nothing checked yet (protocol ch. 15).
 
+use serde::{Deserialize, Serialize};
+
 /// Inputs in the order of the graph's placeholders; the first is `logprobs`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Graph {
     /// The Python function's.
     pub name: String,
@@ -9,14 +11,14 @@ pub struct Graph {
     pub nodes: Vec<Node>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
     pub name: String,
     /// 0 = scalar, 1 = (T,), 2 = (T, K).
     pub rank: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeKind {
     Placeholder,
     Function,
@@ -25,7 +27,7 @@ pub enum NodeKind {
 }
 
 /// One node as torch.fx records it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     pub kind: NodeKind,
     pub name: String,
@@ -34,7 +36,7 @@ pub struct Node {
     pub kwargs: Vec<(String, Arg)>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Arg {
     None,
     Bool(bool),

@@ -4,10 +4,12 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use super::args::Args;
-use super::compile::NO_DERIVATIVE;
+use super::compile::{NO_DERIVATIVE, compile};
 use super::eval::Eval;
-use super::graph::Input;
+use super::graph::{Graph, Input};
 use super::ops::{self, Op};
 use super::value::{Dtype, Tensor, Value, refuse};
 use crate::command::{Datum, NamedInput, Numbers};
@@ -27,6 +29,8 @@ pub struct Program {
     pub(super) slots: usize,
     pub(super) loss: usize,
     pub(super) metrics: Vec<(Arc<str>, usize)>,
+    /// What it was made from.
+    pub(super) graph: Arc<Graph>,
 }
 
 #[derive(Clone)]
@@ -54,6 +58,21 @@ pub enum Expr {
     Ellipsis,
     Dtype(Dtype),
     Setting,
+}
+
+/// As its id and graph.
+impl Serialize for Program {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        (&self.id, &*self.graph).serialize(serializer)
+    }
+}
+
+/// Checked and compiled again.
+impl<'de> Deserialize<'de> for Program {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let (id, graph) = <(String, Graph)>::deserialize(deserializer)?;
+        compile(&id, &graph).map_err(serde::de::Error::custom)
+    }
 }
 
 impl PartialEq for Program {

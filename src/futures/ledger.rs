@@ -1,0 +1,306 @@
+//! What was asked and answered, on disk: requests before their promise is given, answers before they are told.
+//!
+//! A run's requests stay until a state of the run on disk holds what they did, all others until they are answered;
+//! answers stay as long as they can be fetched.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::command::Command;
+use crate::engine::handle::Keeper;
+use crate::error::{Error, Result};
+use crate::ids::{ModelId, OwnerId, RequestId};
+use crate::wal::{Log, RecordId, Sync};
+
+use super::complete::Completion;
+use super::issue::Key;
+use super::restored::Restored;
+use super::state::Answer;
+
+/// One record. Its fields are named in the files, so that a later version can add some.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Record {
+    Accepted(Box<Accepted>),
+    Answered(Box<Answered>),
+    /// This number of this run was refused at the door.
+    Refused {
+        model: ModelId,
+        seq: u64,
+    },
+    /// The run went on without the numbers from `from` up to `next`.
+    GaveUp {
+        model: ModelId,
+        from: u64,
+        next: u64,
+    },
+    /// The run is gone: nothing of it before this record counts.
+    Ended {
+        model: ModelId,
+    },
+}
+
+/// A request for which a promise was given.
+#[derive(Serialize, Deserialize)]
+pub struct Accepted {
+    pub id: RequestId,
+    pub owner: OwnerId,
+    pub key: Key,
+    pub meaning: u64,
+    pub command: Command,
+    pub completion: Completion,
+}
+
+/// How a promise ended.
+#[derive(Serialize, Deserialize)]
+pub struct Answered {
+    pub id: RequestId,
+    pub owner: OwnerId,
+    /// The endpoint.
+    pub kind: String,
+    pub key: Key,
+    pub meaning: u64,
+    pub began: DateTime<Utc>,
+    pub ended: DateTime<Utc>,
+    pub result: Result<Answer>,
+}
+
+/// As [`Record`], of what is not to be copied for it.
+#[derive(Serialize)]
+enum Written<'a> {
+    Accepted {
+        id: &'a RequestId,
+        owner: &'a OwnerId,
+        key: &'a Key,
+        meaning: u64,
+        command: &'a Command,
+        completion: &'a Completion,
+    },
+    Answered {
+        id: &'a RequestId,
+        owner: &'a OwnerId,
+        kind: &'a str,
+        key: &'a Key,
+        meaning: u64,
+        began: DateTime<Utc>,
+        ended: DateTime<Utc>,
+        result: &'a Result<Answer>,
+    },
+}
+
+/// Clones share one.
+#[derive(Clone)]
+pub struct Ledger {
+    log: Log,
+    index: Arc<Mutex<Index>>,
+}
+
+/// Which records are still needed, and for what.
+#[derive(Default)]
+pub(super) struct Index {
+    /// Requests that are no run's and not answered.
+    pub open: HashMap<RequestId, RecordId>,
+    pub answers: HashMap<RequestId, RecordId>,
+    pub runs: HashMap<ModelId, RunIndex>,
+    /// Answers that could not be written yet.
+    owed: Vec<(RequestId, Key, Vec<u8>)>,
+}
+
+#[derive(Default)]
+pub(super) struct RunIndex {
+    /// Numbers whose answer is not written.
+    pub open: BTreeSet<u64>,
+    /// Records that the run's state on disk does not make superfluous, by the number they belong to.
+    pub needed: BTreeMap<u64, Vec<RecordId>>,
+}
+
+/// The place of a request in its run's order; the creation is number 0.
+pub(super) fn place(key: &Key) -> Option<(ModelId, u64)> {
+    match key {
+        Key::Run { model, seq } => Some((model.clone(), *seq)),
+        Key::Creation { session, model_seq } => Some((session.model(*model_seq), 0)),
+        Key::Unload { .. } | Key::Sample { .. } | Key::CustomLoss { .. } => None,
+    }
+}
+
+impl Ledger {
+    /// Opens the ledger in `dir`, with what an earlier process left there.
+    ///
+    /// # Errors
+    /// The directory cannot be read or written.
+    pub fn open(dir: &Path, sync: Sync) -> Result<(Self, Restored)> {
+        let (mut index, mut restored, mut unread) = (Index::default(), Restored::default(), 0);
+        let mut superfluous = Vec::new();
+        let (log, damage) = Log::open(dir, sync, |record, payload| match rmp_serde::from_slice(&payload) {
+            Ok(read) => superfluous.extend(restored.take(&mut index, record, read)),
+            Err(e) => {
+                unread += 1;
+                tracing::error!(record, error = %e, "a record of the journal cannot be understood");
+            }
+        })?;
+        superfluous.into_iter().for_each(|record| log.release(record));
+        if damage.torn > 0 {
+            tracing::info!(
+                bytes = damage.torn,
+                "the journal ended in the middle of a record, which nobody was promised"
+            );
+        }
+        for place in &damage.unreadable {
+            tracing::error!("journal damaged: {place}; what was written there is lost");
+        }
+        Ok((Self { log, index: Arc::new(Mutex::new(index)) }, restored))
+    }
+
+    /// An empty one in this directory.
+    #[cfg(test)]
+    pub fn for_testing(data_dir: &Path) -> Self {
+        let sync = Sync::Within(std::time::Duration::ZERO);
+        Self::open(&data_dir.join("journal"), sync).unwrap().0
+    }
+
+    /// To be called before the promise is given.
+    ///
+    /// # Errors
+    /// Server errors: it cannot be written, and was not taken.
+    pub fn accept(
+        &self,
+        (id, owner): (&RequestId, &OwnerId),
+        (key, meaning): (&Key, u64),
+        command: &Command,
+        completion: &Completion,
+    ) -> Result<()> {
+        let bytes = encoded(&Written::Accepted { id, owner, key, meaning, command, completion })?;
+        let record = self.log.append(&bytes)?;
+        let mut index = self.lock();
+        match place(key) {
+            Some((model, seq)) => {
+                let run = index.runs.entry(model).or_default();
+                run.open.insert(seq);
+                run.needed.entry(seq).or_default().push(record);
+            }
+            None => {
+                index.open.insert(id.clone(), record);
+            }
+        }
+        tracing::debug!(target: "tinderbox::durability", moment = "accept", key = %key, "accepted");
+        Ok(())
+    }
+
+    /// To be called before the answer is told. One that cannot be written is kept in memory and tried again; after a crash
+    /// before that its request is done again.
+    pub fn answer(&self, answered: &Answered) {
+        let Answered { id, owner, kind, key, meaning, began, ended, result } = answered;
+        let (meaning, began, ended) = (*meaning, *began, *ended);
+        match encoded(&Written::Answered { id, owner, kind, key, meaning, began, ended, result }) {
+            Ok(bytes) => self.write_answer(id.clone(), key.clone(), bytes),
+            Err(e) => tracing::error!(request = %id, error = %e, "an answer cannot be written"),
+        }
+    }
+
+    fn write_answer(&self, id: RequestId, key: Key, bytes: Vec<u8>) {
+        let written = self.log.append(&bytes);
+        let mut index = self.lock();
+        match written {
+            Err(e) => {
+                if index.owed.is_empty() {
+                    tracing::warn!(error = %e, "answers cannot be written for now");
+                }
+                index.owed.push((id, key, bytes));
+            }
+            Ok(record) => {
+                let of_run = place(&key);
+                if let Some((model, seq)) = &of_run
+                    && let Some(run) = index.runs.get_mut(model)
+                {
+                    run.open.remove(seq);
+                }
+                let done = index.open.remove(&id).filter(|_| of_run.is_none());
+                let older = index.answers.insert(id, record);
+                drop(index);
+                done.into_iter().chain(older).for_each(|record| self.log.release(record));
+            }
+        }
+    }
+
+    /// Tries again to write what could not be written.
+    pub fn write_owed(&self) {
+        let owed = std::mem::take(&mut self.lock().owed);
+        owed.into_iter().for_each(|(id, key, bytes)| self.write_answer(id, key, bytes));
+    }
+
+    /// The number was refused at the door.
+    pub fn refuse(&self, model: &ModelId, seq: u64) {
+        self.note(model, seq, &Record::Refused { model: model.clone(), seq });
+    }
+
+    /// The answer need not be found again.
+    pub fn forget(&self, id: &RequestId) {
+        let record = self.lock().answers.remove(id);
+        record.into_iter().for_each(|record| self.log.release(record));
+    }
+
+    /// Resolves at once, or with strict durability when everything so far survives a power cut.
+    ///
+    /// # Errors
+    /// Server errors: nobody can promise that.
+    pub async fn durable(&self) -> Result<()> {
+        if self.log.is_strict() { self.log.synced().await } else { Ok(()) }
+    }
+
+    /// Bytes of the files, and of what is still needed of them.
+    pub fn bytes(&self) -> (u64, u64) {
+        self.log.bytes()
+    }
+
+    /// A record that is needed until the run's state goes beyond `seq`.
+    fn note(&self, model: &ModelId, seq: u64, record: &Record) {
+        match encoded(record).and_then(|bytes| self.log.append(&bytes)) {
+            Ok(record) => {
+                let mut index = self.lock();
+                index.runs.entry(model.clone()).or_default().needed.entry(seq).or_default().push(record);
+            }
+            // The run waits for this number again after a crash; the limit on that ends it.
+            Err(e) => tracing::warn!(run = %model, seq_id = seq, error = %e, "a skipped number was not written"),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().expect("no code panics while it holds the ledger")
+    }
+}
+
+impl Keeper for Ledger {
+    fn settled(&self, model: &ModelId, next: u64) -> bool {
+        self.lock().runs.get(model).is_none_or(|run| run.open.range(..next).next().is_none())
+    }
+
+    fn kept(&self, model: &ModelId, next: u64) {
+        let mut index = self.lock();
+        let Some(run) = index.runs.get_mut(model) else { return };
+        let later = run.needed.split_off(&next);
+        let superfluous = std::mem::replace(&mut run.needed, later);
+        drop(index);
+        superfluous.into_values().flatten().for_each(|record| self.log.release(record));
+    }
+
+    fn gave_up(&self, model: &ModelId, from: u64, next: u64) {
+        self.note(model, next - 1, &Record::GaveUp { model: model.clone(), from, next });
+    }
+
+    fn ended(&self, model: &ModelId) {
+        // Not needed any more as soon as it is written: it outlives in the files what it ends.
+        match encoded(&Record::Ended { model: model.clone() }).and_then(|bytes| self.log.append(&bytes)) {
+            Ok(record) => self.log.release(record),
+            Err(e) => tracing::warn!(run = %model, error = %e, "the end of a run was not written"),
+        }
+        let run = self.lock().runs.remove(model);
+        run.into_iter().flat_map(|run| run.needed.into_values()).flatten().for_each(|r| self.log.release(r));
+    }
+}
+
+fn encoded(record: &impl Serialize) -> Result<Vec<u8>> {
+    rmp_serde::to_vec_named(record).map_err(|e| Error::server(format!("a record of the journal: {e}")))
+}
