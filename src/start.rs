@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
 
@@ -20,6 +21,11 @@ use crate::{hub, keys, server};
 const DEMO_MODEL: &str = "demo/adder";
 const DEMO_KEY: &str = "tml-demo";
 const DEMO_SEED: u64 = 7;
+
+/// A process whose engine breaks down earlier is not replaced by a new one.
+const BREAKDOWNS: Duration = Duration::from_secs(30);
+/// Its exit status then: EX_SOFTWARE.
+const BROKEN: i32 = 70;
 
 /// Below this many file descriptors the server says so at its start: 8192 long polls, files and the database.
 const DESCRIPTORS_MIN: u64 = 10_000;
@@ -134,8 +140,28 @@ fn model_sources(config: &Config) -> anyhow::Result<Vec<ModelSource>> {
 }
 
 fn engine(config: &Config, models: &[ModelSource], ledger: &Ledger) -> anyhow::Result<engine::handle::Handle> {
-    let keeper = Arc::new(ledger.clone());
-    Ok(engine::spawn(models, &config.device, &config.store.data_dir, &config.limits, keeper)?)
+    let (keeper, started) = (Arc::new(ledger.clone()), Instant::now());
+    Ok(engine::spawn(models, &config.device, &config.store.data_dir, &config.limits, keeper, move || {
+        begin_anew(started)
+    })?)
+}
+
+/// The engine has broken down. This process becomes a fresh one, which goes on from what was kept: clients notice a restart.
+/// One that breaks down at once again ends, for whoever watches over it.
+fn begin_anew(started: Instant) {
+    let lived = started.elapsed();
+    tracing::error!(seconds = lived.as_secs(), "the engine broke down");
+    #[cfg(unix)]
+    if lived > BREAKDOWNS {
+        use std::os::unix::process::CommandExt;
+        let mut arguments = Env::arguments();
+        if let (Some(program), Ok(this)) = (arguments.next(), Env::executable()) {
+            tracing::error!("starting anew: what was accepted is not lost");
+            let e = std::process::Command::new(this).arg0(program).args(arguments).exec();
+            tracing::error!(error = %e, "the new process does not start");
+        }
+    }
+    std::process::exit(BROKEN);
 }
 
 /// To stderr; `RUST_LOG` decides what, `default` where it is not set.

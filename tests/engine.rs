@@ -10,7 +10,7 @@ use tinderbox::command::{
 };
 use tinderbox::config::device::{Device, DeviceChoice, Dtype};
 use tinderbox::config::limits::Limits;
-use tinderbox::engine::handle::{Handle, NoKeeper};
+use tinderbox::engine::handle::{Handle, Keeper, NoKeeper};
 use tinderbox::engine::{ModelSource, spawn};
 use tinderbox::error::Result;
 use tinderbox::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
@@ -25,6 +25,11 @@ pub struct Engine {
 
 impl Engine {
     pub fn start(limits: Limits) -> Self {
+        Self::kept_by(limits, Arc::new(NoKeeper), || ())
+    }
+
+    /// With somebody who is told what the engine keeps on disk, and when it has broken down.
+    pub fn kept_by(limits: Limits, keeper: Arc<dyn Keeper>, broken: impl Fn() + Send + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let model = dir.path().join("model");
         std::fs::create_dir(&model).unwrap();
@@ -35,7 +40,7 @@ impl Engine {
         std::fs::write(model.join("tokenizer.json"), TOKENIZER).unwrap();
         let sources = [ModelSource { name: BASE.into(), dir: model }];
         let device = Device { choice: DeviceChoice::Flex, dtype: Dtype::F32 };
-        let handle = spawn(&sources, &device, dir.path(), &limits, Arc::new(NoKeeper)).unwrap();
+        let handle = spawn(&sources, &device, dir.path(), &limits, keeper, broken).unwrap();
         Self { handle, dir }
     }
 

@@ -123,6 +123,16 @@ impl Env {
         parts.filter(|p| !p.is_empty()).map(str::to_owned).collect()
     }
 
+    /// The command line of this process, the program's name first.
+    pub fn arguments() -> std::env::ArgsOs {
+        std::env::args_os()
+    }
+
+    /// The file this process runs.
+    pub fn executable() -> std::io::Result<std::path::PathBuf> {
+        std::env::current_exe()
+    }
+
     fn checked(read: BTreeMap<String, String>) -> Result<Self> {
         match read.keys().find(|n| n.starts_with(PREFIX) && !known().any(|known| known == *n)) {
             None => Ok(Self(read)),

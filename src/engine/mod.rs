@@ -47,7 +47,8 @@ pub fn snapshots_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("snapshots")
 }
 
-/// Loads the models and starts the thread. `keeper` is told which requests need not be remembered any more.
+/// Loads the models and starts the thread. `keeper` is told which requests need not be remembered any more;
+/// `broken` is called when the engine has broken down for good.
 ///
 /// # Errors
 /// User errors: a directory that cannot be served (with what is missing), a device this build lacks.
@@ -57,6 +58,7 @@ pub fn spawn(
     data_dir: &Path,
     limits: &Limits,
     keeper: Arc<dyn Keeper>,
+    broken: impl Fn() + Send + 'static,
 ) -> Result<Handle> {
     let device = device::open(&wanted.choice)?;
     let dtype = match wanted.dtype {
@@ -76,9 +78,9 @@ pub fn spawn(
     // thread. The pool lives as long as what was spawned on it.
     let pool = rayon::ThreadPoolBuilder::new()
         .thread_name(|i| format!("engine-{i}"))
-        .panic_handler(|_| tracing::error!("the engine panicked and is gone; restart the server"))
+        .panic_handler(|_| tracing::error!("the engine is gone; restart the server"))
         .build();
     let pool = pool.map_err(|e| Error::server(format!("the engine's threads do not start: {e}")))?;
-    pool.spawn(move || engine.run());
+    pool.spawn(move || engine.run(&broken));
     Ok(handle)
 }

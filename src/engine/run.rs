@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,6 +37,17 @@ const KEEP_CHECK: Duration = Duration::from_millis(250);
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// How often writers are looked at when nothing but a save waits.
 const WRITER_CHECK: Duration = Duration::from_millis(5);
+
+/// Panics in a row that end the engine.
+const PANICS: usize = 3;
+
+/// What one turn of the loop came to.
+enum Turn {
+    Worked,
+    Idle,
+    /// Nobody is left who could ask for anything.
+    Disconnected,
+}
 
 pub struct Engine {
     models: Models,
@@ -89,26 +100,48 @@ impl Engine {
         )
     }
 
-    /// Runs until told to stop, or until every handle is gone.
-    pub fn run(mut self) {
+    /// Runs until told to stop, or until every handle is gone. A panic outside of anybody's request is survived; one after
+    /// the other, without anything done between, are not: then `broken` is called, and it ends with them.
+    pub fn run(mut self, broken: &dyn Fn()) {
+        let mut panics = 0;
         while self.inbox.stopped.is_none() {
-            if self.next_trainer().is_none() && self.sampler.is_idle() {
-                self.inbox.publish(&self.sampler, true);
-                self.keep_due(true);
-                match self.inbox.rx.recv_timeout(self.idle_wait()) {
-                    Ok(m) => self.inbox.take(m, &mut self.models, &mut self.sampler),
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => break,
+            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
+                Ok(Turn::Disconnected) => break,
+                Ok(Turn::Idle) => {}
+                Ok(Turn::Worked) => panics = 0,
+                Err(panic) => {
+                    panics += 1;
+                    tracing::error!(panics, "the engine panicked");
+                    if panics == PANICS {
+                        // Nothing is dropped yet, so that no promise fails whose request can be done after a restart.
+                        broken();
+                        resume_unwind(panic);
+                    }
                 }
             }
-            self.inbox.drain(&mut self.models, &mut self.sampler);
-            self.inbox.publish(&self.sampler, false);
-            self.close_gaps();
-            self.end_unloaded();
-            self.keep_due(false);
-            self.serve_next();
         }
         self.stop();
+    }
+
+    /// Takes what has arrived and does one piece of work.
+    fn turn(&mut self) -> Turn {
+        let idle = self.next_trainer().is_none() && self.sampler.is_idle();
+        if idle {
+            self.inbox.publish(&self.sampler, true);
+            self.keep_due(true);
+            match self.inbox.rx.recv_timeout(self.idle_wait()) {
+                Ok(m) => self.inbox.take(m, &mut self.models, &mut self.sampler),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Turn::Disconnected,
+            }
+        }
+        self.inbox.drain(&mut self.models, &mut self.sampler);
+        self.inbox.publish(&self.sampler, false);
+        self.close_gaps();
+        self.end_unloaded();
+        self.keep_due(false);
+        self.serve_next();
+        if idle { Turn::Idle } else { Turn::Worked }
     }
 
     /// The owner whose training work is next.

@@ -88,12 +88,15 @@ impl Journal {
     }
 }
 
+/// The endpoint of the optimiser's steps.
+pub(super) const OPTIM_STEP: &str = "optim_step";
+
 /// The endpoints whose promises stand in the ledger.
 const KINDS: [&str; 9] = [
     "create_model",
     "load_weights",
     "forward_backward",
-    "optim_step",
+    OPTIM_STEP,
     "save_weights",
     "save_weights_for_sampler",
     "unload_model",
@@ -107,7 +110,7 @@ pub(super) fn kind(completion: &Completion) -> &'static str {
         Completion::Create { path: None, .. } => "create_model",
         Completion::Create { path: Some(_), .. } | Completion::Load { .. } => "load_weights",
         Completion::ForwardBackward => "forward_backward",
-        Completion::OptimStep => "optim_step",
+        Completion::OptimStep => OPTIM_STEP,
         Completion::Save { .. } => "save_weights",
         Completion::Snapshot(_) => "save_weights_for_sampler",
         Completion::Unload { .. } => "unload_model",

@@ -18,6 +18,7 @@ use crate::wal::{Log, RecordId, Sync};
 
 use super::complete::Completion;
 use super::issue::Key;
+use super::journal::OPTIM_STEP;
 use super::restored::Restored;
 use super::state::Answer;
 
@@ -106,7 +107,16 @@ pub(super) struct Index {
     pub answers: HashMap<RequestId, RecordId>,
     pub runs: HashMap<ModelId, RunIndex>,
     /// Answers that could not be written yet.
-    owed: Vec<(RequestId, Key, Vec<u8>)>,
+    owed: Vec<Owed>,
+}
+
+/// An answer, ready to be written.
+struct Owed {
+    id: RequestId,
+    key: Key,
+    /// The request failed and left its run as it was: only its number is of use.
+    spent: bool,
+    bytes: Vec<u8>,
 }
 
 #[derive(Default)]
@@ -195,22 +205,27 @@ impl Ledger {
         let Answered { id, owner, kind, key, meaning, began, ended, result } = answered;
         let (meaning, began, ended) = (*meaning, *began, *ended);
         match encoded(&Written::Answered { id, owner, kind, key, meaning, began, ended, result }) {
-            Ok(bytes) => self.write_answer(id.clone(), key.clone(), bytes),
+            Ok(bytes) => {
+                // A step that fails drops its run's gradient.
+                let spent = result.is_err() && kind != OPTIM_STEP && matches!(key, Key::Run { .. });
+                self.write_answer(Owed { id: id.clone(), key: key.clone(), spent, bytes });
+            }
             Err(e) => tracing::error!(request = %id, error = %e, "an answer cannot be written"),
         }
     }
 
-    fn write_answer(&self, id: RequestId, key: Key, bytes: Vec<u8>) {
-        let written = self.log.append(&bytes);
+    fn write_answer(&self, owed: Owed) {
+        let written = self.log.append(&owed.bytes);
         let mut index = self.lock();
         match written {
             Err(e) => {
                 if index.owed.is_empty() {
                     tracing::warn!(error = %e, "answers cannot be written for now");
                 }
-                index.owed.push((id, key, bytes));
+                index.owed.push(owed);
             }
             Ok(record) => {
+                let Owed { id, key, spent, .. } = owed;
                 let of_run = place(&key);
                 if let Some((model, seq)) = &of_run
                     && let Some(run) = index.runs.get_mut(model)
@@ -221,6 +236,9 @@ impl Ledger {
                 let older = index.answers.insert(id, record);
                 drop(index);
                 done.into_iter().chain(older).for_each(|record| self.log.release(record));
+                if let Some((model, seq)) = of_run.filter(|_| spent) {
+                    self.shorten(&model, seq);
+                }
             }
         }
     }
@@ -228,7 +246,7 @@ impl Ledger {
     /// Tries again to write what could not be written.
     pub fn write_owed(&self) {
         let owed = std::mem::take(&mut self.lock().owed);
-        owed.into_iter().for_each(|(id, key, bytes)| self.write_answer(id, key, bytes));
+        owed.into_iter().for_each(|owed| self.write_answer(owed));
     }
 
     /// The number was refused at the door.
@@ -242,17 +260,32 @@ impl Ledger {
         record.into_iter().for_each(|record| self.log.release(record));
     }
 
-    /// Resolves at once, or with strict durability when everything so far survives a power cut.
+    /// Whether nothing may be promised before it survives a power cut.
+    pub fn is_strict(&self) -> bool {
+        self.log.is_strict()
+    }
+
+    /// Resolves when everything so far survives a power cut.
     ///
     /// # Errors
     /// Server errors: nobody can promise that.
     pub async fn durable(&self) -> Result<()> {
-        if self.log.is_strict() { self.log.synced().await } else { Ok(()) }
+        self.log.synced().await
     }
 
     /// Bytes of the files, and of what is still needed of them.
     pub fn bytes(&self) -> (u64, u64) {
         self.log.bytes()
+    }
+
+    /// Of this request only its number is needed.
+    fn shorten(&self, model: &ModelId, seq: u64) {
+        let request = {
+            let mut index = self.lock();
+            index.runs.get_mut(model).and_then(|run| run.needed.remove(&seq)).unwrap_or_default()
+        };
+        self.refuse(model, seq);
+        request.into_iter().for_each(|record| self.log.release(record));
     }
 
     /// A record that is needed until the run's state goes beyond `seq`.

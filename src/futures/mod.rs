@@ -179,7 +179,11 @@ impl Futures {
     /// # Errors
     /// Server errors: the disk failed.
     pub async fn durable(&self) -> Result<(), Error> {
-        self.ledger.durable().await
+        if self.ledger.is_strict() {
+            self.ledger.durable().await?;
+            self.store.sync().await?;
+        }
+        Ok(())
     }
 
     /// The session takes no more requests: nobody needs to know which of its numbers were refused, or its news.

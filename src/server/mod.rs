@@ -95,6 +95,7 @@ pub async fn run(
     }
     let router = api::router(app.clone());
     let sweeper = tokio::spawn(sweep::forever(app.clone()));
+    let syncer = tokio::spawn(upkeep::sync_forever(store.clone(), GROUP));
     let app_at_end = app.clone();
     let models: Vec<&str> = engine.models().iter().map(|m| m.name.as_str()).collect();
     let keys = app.keys().usable(Utc::now());
@@ -119,6 +120,7 @@ pub async fn run(
         () = overdue => tracing::warn!("requests in flight were cut off"),
     }
     sweeper.abort();
+    syncer.abort();
     let (stopped, ended) = tokio::sync::oneshot::channel();
     engine.shutdown(Box::new(move || {
         let _ = stopped.send(());

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::api::state::App;
 use crate::error::Result;
+use crate::store::Store;
 
 /// A change of keys is honoured after so long.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -73,4 +74,17 @@ pub async fn refresh_keys(app: &App) -> Result<()> {
 pub async fn write_used(app: &App) -> Result<()> {
     let used = app.keys().take_used();
     if used.is_empty() { Ok(()) } else { app.store().touch_keys(&used).await }
+}
+
+/// Syncs what the database committed, in groups of so long. The first failure of a row is logged.
+pub async fn sync_forever(store: Store, group: Duration) {
+    let mut failing = false;
+    loop {
+        tokio::time::sleep(group).await;
+        let synced = store.sync().await;
+        if let (Err(e), false) = (&synced, failing) {
+            tracing::warn!(error = %e, "commits are not synced");
+        }
+        failing = synced.is_err();
+    }
 }

@@ -6,6 +6,7 @@ pub mod checkpoints;
 mod columns;
 pub mod copies;
 pub mod custom_losses;
+mod grouped;
 pub mod held;
 mod in_use;
 pub mod keys;
@@ -26,6 +27,7 @@ use sqlx::AnyPool;
 
 use crate::config::store::redacted;
 use crate::error::{Error, Result};
+use grouped::CommitLog;
 
 /// What users attach to sessions, runs and checkpoints.
 pub type Metadata = BTreeMap<String, String>;
@@ -45,6 +47,7 @@ pub struct Page<T> {
 pub struct Store {
     pool: AnyPool,
     noted: Arc<audit::Noted>,
+    commits: Option<Arc<CommitLog>>,
 }
 
 impl Store {
@@ -52,7 +55,14 @@ impl Store {
     /// and brings the tables up to date.
     pub async fn open(url: &str) -> Result<Self> {
         let pool = open::pool(url).await.map_err(|e| e.context(format_args!("database {}", redacted(url))))?;
-        Ok(Self { pool, noted: Arc::default() })
+        Ok(Self { pool, noted: Arc::default(), commits: CommitLog::of(url).map(Arc::new) })
+    }
+
+    /// Makes everything that was committed survive a power cut.
+    pub async fn sync(&self) -> Result<()> {
+        let Some(commits) = self.commits.clone() else { return Ok(()) };
+        let synced = tokio::task::spawn_blocking(move || commits.sync()).await;
+        synced.map_err(|e| Error::server(format!("the sync broke off: {e}")))?
     }
 
     /// Writes the events that were noted, waits for queries in flight and closes every connection; SQLite then folds
