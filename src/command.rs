@@ -229,6 +229,10 @@ pub enum RunCommand {
     Save(Save),
     Load(Restore),
     Unload,
+    /// Weights and moments become those of the run's last state on disk; pending gradients are dropped.
+    RollBack,
+    /// What a refused step did: the accumulated gradient is dropped.
+    DropGradient,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -243,6 +247,16 @@ pub struct Origin {
     pub owner: OwnerId,
     pub session: SessionId,
     pub promise: RequestId,
+}
+
+/// Why a run's next step is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// The request whose numbers were not finite.
+    pub seq_id: u64,
+    /// The first datum of it that is to blame.
+    pub datum: usize,
+    pub reason: String,
 }
 
 /// One float32 array per datum, with the trailing shape `[]` or `[K]`.
@@ -315,5 +329,9 @@ pub enum Outcome {
     },
     Loaded,
     Unloaded,
+    /// To the state before this number.
+    RolledBack {
+        next: u64,
+    },
     Sampled(SampleOutput),
 }

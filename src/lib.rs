@@ -18,6 +18,7 @@ pub mod keys;
 pub mod loss;
 pub mod model;
 pub mod recipes;
+pub mod rollback;
 pub mod sampling;
 pub mod scheduler;
 pub mod server;

@@ -1,9 +1,10 @@
-//! The command line: `tinderbox serve`, `key`, `demo` and `openapi`.
+//! The command line: `tinderbox serve`, `key`, `demo`, `rollback` and `openapi`.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tinderbox::config::client::RollbackArgs;
 use tinderbox::config::keys::KeyCommand;
 use tinderbox::config::serve::ServeArgs;
 use tinderbox::start;
@@ -27,6 +28,8 @@ enum Command {
     /// Start a server on a tiny model of its own, and train that model on it: supervised, then by reinforcement.
     /// Needs no model and no network. In a terminal the server stays up afterwards, until ctrl-c.
     Demo,
+    /// Take a training run whose weights have diverged back to its last good state.
+    Rollback(RollbackArgs),
     /// Print the OpenAPI document of the server's API.
     Openapi,
 }
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => start::serve(args),
         Command::Key(command) => start::key(command),
         Command::Demo => start::demo(),
+        Command::Rollback(args) => start::roll_back(&args),
         Command::Openapi => start::openapi(),
     };
     match done {

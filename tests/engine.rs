@@ -15,12 +15,14 @@ use tinderbox::engine::{ModelSource, spawn};
 use tinderbox::error::Result;
 use tinderbox::ids::{ModelId, OwnerId, RequestId, SamplerId, SessionId};
 
-const BASE: &str = "tiny";
+pub const BASE: &str = "tiny";
 const VOCAB: u32 = 64;
 
 pub struct Engine {
     pub handle: Handle,
-    dir: tempfile::TempDir,
+    dir: PathBuf,
+    /// Gone with the engine.
+    _temporary: Option<tempfile::TempDir>,
 }
 
 impl Engine {
@@ -30,8 +32,19 @@ impl Engine {
 
     /// With somebody who is told what the engine keeps on disk, and when it has broken down.
     pub fn kept_by(limits: Limits, keeper: Arc<dyn Keeper>, broken: impl Fn() + Send + 'static) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let model = dir.path().join("model");
+        let temporary = tempfile::tempdir().unwrap();
+        let mut engine = Self::in_dir(temporary.path(), limits, keeper, broken);
+        engine._temporary = Some(temporary);
+        engine
+    }
+
+    /// Over a data directory that is there already.
+    pub fn over(dir: &Path, limits: Limits) -> Self {
+        Self::in_dir(dir, limits, Arc::new(NoKeeper), || ())
+    }
+
+    fn in_dir(dir: &Path, limits: Limits, keeper: Arc<dyn Keeper>, broken: impl Fn() + Send + 'static) -> Self {
+        let model = dir.join("model");
         std::fs::create_dir(&model).unwrap();
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3");
         for file in ["config.json", "model.safetensors"] {
@@ -40,12 +53,12 @@ impl Engine {
         std::fs::write(model.join("tokenizer.json"), TOKENIZER).unwrap();
         let sources = [ModelSource { name: BASE.into(), dir: model }];
         let device = Device { choice: DeviceChoice::Flex, dtype: Dtype::F32 };
-        let handle = spawn(&sources, &device, dir.path(), &limits, keeper, broken).unwrap();
-        Self { handle, dir }
+        let handle = spawn(&sources, &device, dir, &limits, keeper, broken).unwrap();
+        Self { handle, dir: dir.into(), _temporary: None }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.dir.join(name)
     }
 
     fn submit(&self, command: Command) -> Receiver<Result<Outcome>> {
@@ -134,7 +147,7 @@ pub fn bits(output: &SampleOutput) -> Sequences {
     output.sequences.iter().map(one).collect()
 }
 
-fn logprobs(outcome: Result<Outcome>) -> Vec<Vec<u32>> {
+pub fn logprobs(outcome: Result<Outcome>) -> Vec<Vec<u32>> {
     match outcome {
         Ok(Outcome::ForwardBackward { outputs, .. }) => {
             outputs.iter().map(|o| o.logprobs.iter().map(|x| x.to_bits()).collect()).collect()

@@ -7,6 +7,8 @@ mod chat;
 mod custom_loss;
 /// What they follow on their way from the logprobs.
 mod custom_loss_paths;
+/// What outlives the engine, and runs whose numbers are not finite.
+mod durability;
 /// The engine through its handle: neighbours, order, failures.
 mod engine;
 /// Generations followed token by token, and across changes of weights.

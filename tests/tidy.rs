@@ -50,6 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("hub", &[]),
     ("recipes", &[]),
     ("keys", &["store"]),
+    ("rollback", &[]),
     ("start", ANY),
     ("server", ANY),
     ("main", ANY),
@@ -59,7 +60,7 @@ const ANY: &[&str] = &["*"];
 const OPEN_TO_ALL: &[&str] = &["error", "ids", "config"];
 
 /// The parts of `src` that know the wire's types.
-const WIRE_TYPES_IN: &[&str] = &["api", "validate", "recipes"];
+const WIRE_TYPES_IN: &[&str] = &["api", "validate", "recipes", "rollback"];
 
 /// Longest file, in lines; what grows past it holds two ideas.
 const FILE_LINES_MAX: usize = 400;

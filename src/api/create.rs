@@ -87,6 +87,7 @@ impl Creation {
             created_at: now,
             last_request_at: now,
             corrupted: false,
+            fault: None,
         };
         let (path, restore) = self.from.unzip();
         let create = RunCommand::Create { base: self.base, kind: self.kind, restore };

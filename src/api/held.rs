@@ -65,6 +65,7 @@ impl App {
             created_at: now,
             last_request_at: now,
             corrupted: false,
+            fault: None,
         };
         self.store().insert_run(&run).await?;
         self.store().put_checkpoint(&checkpoint).await?;

@@ -111,6 +111,7 @@ pub fn router(app: App) -> Router {
         .route("/cancel_future", post(futures::cancel))
         .route("/training_runs", get(training_runs::list))
         .route("/training_runs/{run_id}", get(training_runs::get))
+        .route("/training_runs/{run_id}/rollback", post(training_runs::roll_back))
         .route("/training_runs/{run_id}/checkpoints", get(checkpoints::list_of_run))
         .route("/models/{run_id}/checkpoints", get(checkpoints::list_of_run))
         .nest("/training_runs/{run_id}/checkpoints/{kind}/{name}", checkpoint())

@@ -2,11 +2,12 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
+use serde_json::json;
 use tinderbox_client::types::checkpoints::{
-    AccessScope, Cursor, RunsQuery, ScopeQuery, TrainingRun, TrainingRunsResponse,
+    AccessScope, Cursor, RollbackResponse, RunFault, RunsQuery, ScopeQuery, TrainingRun, TrainingRunsResponse,
 };
 
-use crate::command::RunKind;
+use crate::command::{Fault, RunKind};
 use crate::error::Result;
 use crate::ids::{CheckpointKind, ModelId, OwnerId};
 use crate::store::checkpoint_lists::Listed;
@@ -55,6 +56,26 @@ pub async fn get(
     }
 }
 
+/// Weights and optimiser go back to the run's last good state on disk. Its numbers go on.
+pub async fn roll_back(
+    State(app): State<App>,
+    Owner(owner): Owner,
+    Path(id): Path<String>,
+) -> ApiResult<Json<RollbackResponse>> {
+    let run = app.run(&owner, &ModelId(id)).await?;
+    app.futures().pace().admit(&owner, 1, 0)?;
+    let model = run.row.id.clone();
+    let before_seq_id = app.futures().roll_back(owner.clone(), model.clone()).await?;
+    app.futures().write_marks().await?;
+    let what = json!({ "model_id": model.0, "before_seq_id": before_seq_id });
+    app.store().note(Some(&owner), "run_rolled_back", what);
+    Ok(Json(RollbackResponse { training_run_id: model.0, before_seq_id }))
+}
+
+fn wire_fault(fault: Fault) -> RunFault {
+    RunFault { seq_id: fault.seq_id, datum: fault.datum, reason: fault.reason }
+}
+
 /// Another owner sees of a run what was published of it, and not what its owner noted on it.
 async fn wire_run(app: &App, row: RunRow, reader: &OwnerId) -> Result<TrainingRun> {
     let foreign = row.owner != *reader;
@@ -66,6 +87,7 @@ async fn wire_run(app: &App, row: RunRow, reader: &OwnerId) -> Result<TrainingRu
         model_owner: row.owner.0,
         is_lora: matches!(row.kind, RunKind::Lora(_)),
         corrupted: row.corrupted,
+        fault: row.fault.filter(|_| !foreign).map(wire_fault),
         lora_rank: lora_rank(row.kind),
         last_request_time: row.last_request_at,
         last_checkpoint: last.map(wire_row),

@@ -54,8 +54,17 @@ const ALONE: [&str; 27] = [
 ];
 
 /// Variables of others that have a meaning here too.
-const FOREIGN: [&str; 7] =
-    ["DATABASE_URL", "HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"];
+const FOREIGN: [&str; 9] = [
+    "TINKER_BASE_URL",
+    "TINKER_API_KEY",
+    "DATABASE_URL",
+    "HOME",
+    "XDG_DATA_HOME",
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+];
 
 /// A snapshot of the variables above; an empty value counts as unset.
 #[derive(Clone)]

@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod bind;
+pub mod client;
 pub mod device;
 pub mod durability;
 pub mod env;

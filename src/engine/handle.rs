@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
-use crate::command::{Command, Outcome, TokenEvent};
+use crate::command::{Command, Fault, Outcome, TokenEvent};
 use crate::engine::load::{Board, Done, Load};
 use crate::engine::meter::{Consumer, Meter, Spent};
 use crate::error::{Error, Result};
@@ -32,6 +32,8 @@ pub trait Keeper: Send + std::marker::Sync {
     fn gave_up(&self, model: &ModelId, from: u64, next: u64);
     /// The run is gone for good.
     fn ended(&self, model: &ModelId);
+    /// The run's numbers are not finite, or are again.
+    fn marked(&self, model: &ModelId, fault: Option<Fault>);
 }
 
 /// Remembers nothing: for tests of the engine alone, whose runs end with it.
@@ -47,6 +49,8 @@ impl Keeper for NoKeeper {
     fn gave_up(&self, _: &ModelId, _: u64, _: u64) {}
 
     fn ended(&self, _: &ModelId) {}
+
+    fn marked(&self, _: &ModelId, _: Option<Fault>) {}
 }
 
 /// Called when the engine has stopped.

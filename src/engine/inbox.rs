@@ -38,6 +38,8 @@ pub struct Inbox {
     pub writers_busy: bool,
     /// Runs that have ended, whose files are to go.
     pub unloaded: Vec<ModelId>,
+    /// Runs that are to go back to their last state, between two pieces of work.
+    pub rollbacks: Vec<(ModelId, Reply)>,
     /// Samples that wait for a snapshot that is to be made again.
     pub expected: HashMap<SamplerId, Vec<Submission>>,
 }
@@ -140,6 +142,9 @@ impl Inbox {
             self.scheduler.push(&model, seq, Queued::Barrier);
             self.barriers.insert((model, seq), (command, reply));
             return;
+        }
+        if let RunCommand::RollBack = command {
+            return self.rollbacks.push((model, reply));
         }
         if seq == NOW {
             models.unload(&model);

@@ -56,6 +56,11 @@ impl Keeping {
         Self { dir, keeper, interval, runs: HashMap::new(), writing: HashMap::new(), done: channel() }
     }
 
+    /// Where the runs' directories lie.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     pub fn keeper(&self) -> &dyn Keeper {
         &*self.keeper
     }

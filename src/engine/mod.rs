@@ -1,10 +1,12 @@
 //! The engine: one thread that owns every tensor. It never awaits, and sees neither HTTP nor SQL.
 
+mod barrier;
 mod decode;
 pub mod handle;
 mod inbox;
 mod job;
 pub mod keep;
+mod lasting;
 pub mod load;
 mod memory;
 pub mod meter;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{DType, Device};
 
-use crate::command::{LoraConfig, Restore, RunKind, SampleSource};
+use crate::command::{Fault, LoraConfig, Restore, RunKind, SampleSource};
 use crate::engine::handle::ModelInfo;
 use crate::engine::memory;
 use crate::engine::meter::Meter;
@@ -106,6 +106,10 @@ pub struct Run {
     pub trained: Trained,
     pub grads: Grads,
     pub moments: Moments,
+    /// Something of its gradient is missing: its next step is refused.
+    pub fault: Option<Fault>,
+    /// It was marked for it, and the mark stays until a step succeeds.
+    pub marked: bool,
 }
 
 impl Run {
@@ -220,12 +224,10 @@ impl Models {
         let values = memory::trained_values(base.config(), kind);
         let admitted = self.runs.values().map(|r| memory::run_bytes(r.trained.num_elements())).sum();
         memory::admit_run(values, admitted, self.run_bytes)?;
-        let trained = match kind {
-            RunKind::Lora(config) => Trained::Lora(Adapter::init(config, base.config(), &self.device)),
-            RunKind::Full => Trained::Full(base.weights.trainable()),
-        };
+        let trained = fresh(kind, &base, &self.device);
         let grads = Grads::new(trained.mats().len());
-        let mut run = Run { base, base_name, lane, trained, grads, moments: Moments::default() };
+        let moments = Moments::default();
+        let mut run = Run { base, base_name, lane, trained, grads, moments, fault: None, marked: false };
         if let Some(restore) = restore {
             self.restore(&mut run, restore)?;
         }
@@ -247,6 +249,7 @@ impl Models {
         run.grads = Grads::new(trained.mats().len());
         run.trained = trained;
         run.moments = moments;
+        run.fault = None;
         Ok(())
     }
 
@@ -287,7 +290,28 @@ impl Models {
     pub fn revive(&mut self, model: &ModelId, plan: Plan, state: &Path) -> Result<()> {
         let Plan { base, base_name, kind, lane } = plan;
         let (trained, grads, moments) = state::load(state, kind, &base, &self.device)?;
-        self.runs.insert(model.clone(), Run { base, base_name, lane, trained, grads, moments });
+        self.runs
+            .insert(model.clone(), Run { base, base_name, lane, trained, grads, moments, fault: None, marked: false });
+        Ok(())
+    }
+
+    /// Weights and moments become those of a state file, without one those the run began with; pending gradients are
+    /// dropped.
+    pub fn roll_back(&mut self, model: &ModelId, state: Option<&Path>) -> Result<()> {
+        let run = self.runs.get_mut(model).ok_or_else(|| lost(model))?;
+        let kind = match &run.trained {
+            Trained::Lora(a) => RunKind::Lora(a.config),
+            Trained::Full(_) => RunKind::Full,
+        };
+        let (trained, moments) = match state {
+            Some(state) => {
+                let (trained, _, moments) = state::load(state, kind, &run.base, &self.device)?;
+                (trained, moments)
+            }
+            None => (fresh(kind, &run.base, &self.device), Moments::default()),
+        };
+        run.grads = Grads::new(trained.mats().len());
+        (run.trained, run.moments, run.fault, run.marked) = (trained, moments, None, false);
         Ok(())
     }
 
@@ -305,6 +329,14 @@ impl Models {
     pub fn source(&mut self, base_name: &str, source: &SampleSource) -> Result<Arc<Source>> {
         let base = self.base(base_name)?;
         self.sources.get(base, base_name, source, &self.device)
+    }
+}
+
+/// What a new run trains.
+fn fresh(kind: RunKind, base: &Base, device: &Device) -> Trained {
+    match kind {
+        RunKind::Lora(config) => Trained::Lora(Adapter::init(config, base.config(), device)),
+        RunKind::Full => Trained::Full(base.weights.trainable()),
     }
 }
 

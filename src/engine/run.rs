@@ -7,19 +7,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::command::{Outcome, RunCommand, Save};
 use crate::config::limits::Limits;
-use crate::engine::handle::{Message, Reply};
+use crate::engine::handle::Message;
 use crate::engine::inbox::Inbox;
 use crate::engine::keep::Keeping;
 use crate::engine::load::Board;
 use crate::engine::memory::{self, Budgets};
-use crate::engine::meter::Consumer;
-use crate::engine::models::{Models, Plan, lost};
+use crate::engine::models::Models;
 use crate::engine::sample::{Parts, Sampler, SamplerLimits};
 use crate::engine::train;
-use crate::engine::weights;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::ids::{ModelId, OwnerId};
 use crate::kernels;
 use crate::model::decoder::Budget;
@@ -50,15 +47,15 @@ enum Turn {
 }
 
 pub struct Engine {
-    models: Models,
-    inbox: Inbox,
-    sampler: Sampler,
+    pub(super) models: Models,
+    pub(super) inbox: Inbox,
+    pub(super) sampler: Sampler,
     budget: Budget,
     gaps: HashMap<ModelId, (u64, Instant)>,
     last_gap_check: Instant,
     /// Saves that are being written.
-    writers: Vec<JoinHandle<()>>,
-    keeping: Keeping,
+    pub(super) writers: Vec<JoinHandle<()>>,
+    pub(super) keeping: Keeping,
 }
 
 impl Engine {
@@ -83,6 +80,7 @@ impl Engine {
             published: Instant::now(),
             writers_busy: false,
             unloaded: Vec::new(),
+            rollbacks: Vec::new(),
             expected: HashMap::new(),
         };
         let last_gap_check = Instant::now();
@@ -139,6 +137,7 @@ impl Engine {
         self.inbox.publish(&self.sampler, false);
         self.close_gaps();
         self.end_unloaded();
+        self.roll_back();
         self.keep_due(false);
         self.serve_next();
         if idle { Turn::Idle } else { Turn::Worked }
@@ -172,16 +171,6 @@ impl Engine {
             }
             Some(Work::Pass(pass)) => self.pass(pass),
             None => {}
-        }
-    }
-
-    fn perform(&mut self, model: &ModelId, seq: u64) {
-        let Some((command, reply)) = self.inbox.barriers.remove(&(model.clone(), seq)) else { return };
-        // The reply goes down with the panic, which fails its promise.
-        if catch_unwind(AssertUnwindSafe(|| self.barrier(model, seq, command, reply))).is_err() {
-            tracing::error!(run = %model, seq_id = seq, "a request panicked; its run is ended");
-            self.unload(model);
-            self.end_unloaded();
         }
     }
 
@@ -220,6 +209,7 @@ impl Engine {
         requests.extend(self.inbox.requests.drain());
         self.inbox.requests = requests;
         self.inbox.fail_orphans();
+        self.mark(&tokens);
         let all: usize = tokens.iter().map(|(_, n)| n).sum();
         for (model, n) in tokens.into_iter().filter(|(model, _)| self.models.run(model).is_some()) {
             self.keeping.worked(&model, Duration::from_secs_f64(time * n as f64 / all.max(1) as f64));
@@ -250,76 +240,6 @@ impl Engine {
         tokens.into_iter().collect()
     }
 
-    fn barrier(&mut self, model: &ModelId, seq: u64, command: RunCommand, reply: Reply) {
-        let kernels = self.models.kernels;
-        let begun = Instant::now();
-        // What reads a checkpoint could not be done again once that is deleted.
-        let reads = matches!(command, RunCommand::Load(_) | RunCommand::Create { restore: Some(_), .. });
-        let revives = matches!(command, RunCommand::Revive { .. });
-        let expected = match &command {
-            RunCommand::Save(Save::Snapshot { sampler } | Save::Inflight { sampler }) => Some(sampler.clone()),
-            _ => None,
-        };
-        let result = match command {
-            RunCommand::OptimStep(params) => match self.models.run_mut(model) {
-                Some(run) => {
-                    let start = Instant::now();
-                    let stepped = train::optim_step(run, kernels, &params);
-                    self.models.meter.spent(start.elapsed(), vec![(Consumer::Run(model.clone()), 1)]);
-                    stepped
-                }
-                None => Err(lost(model)),
-            },
-            RunCommand::Save(Save::Snapshot { sampler }) => {
-                self.models.snapshot(model, &sampler, seq).map(|()| Outcome::Saved { size_bytes: 0 })
-            }
-            RunCommand::Save(Save::Inflight { sampler }) => self.models.publish(model, &sampler, seq).map(|source| {
-                self.sampler.move_to(&source);
-                Outcome::Saved { size_bytes: 0 }
-            }),
-            RunCommand::Save(save) => return self.save(model, &save, reply),
-            RunCommand::Load(restore) => self.models.load_into(model, &restore).map(|()| Outcome::Loaded),
-            RunCommand::Unload => {
-                self.unload(model);
-                Ok(Outcome::Unloaded)
-            }
-            RunCommand::Create { restore, .. } => {
-                let created = self.planned(model, |models, plan| models.create(model, plan, restore.as_ref()));
-                if created.is_err() {
-                    self.keeping.end(model);
-                }
-                created
-            }
-            RunCommand::Revive { state, .. } => self.planned(model, |models, plan| models.revive(model, plan, &state)),
-            RunCommand::ForwardBackward { .. } => Err(Error::server("not a barrier of a run")),
-        };
-        if let Err(e) = &result {
-            tracing::info!(run = %model, seq_id = seq, error = %e, "request failed");
-        }
-        if self.models.run(model).is_some() && !revives {
-            self.keeping.worked(model, begun.elapsed());
-        }
-        if let Some(sampler) = expected {
-            self.inbox.arrived(&sampler, &mut self.models, &mut self.sampler);
-        }
-        if reads && result.is_ok() {
-            let then = Box::new(move || reply(result));
-            self.keeping.begin(model, &self.models, (seq + 1, seq), Some(then));
-        } else {
-            reply(result);
-        }
-    }
-
-    /// A run that waits to be begun.
-    fn planned(&mut self, model: &ModelId, begin: impl FnOnce(&mut Models, Plan) -> Result<()>) -> Result<Outcome> {
-        let plan = self.inbox.plans.remove(model).ok_or_else(|| lost(model));
-        let begun = plan.and_then(|plan| begin(&mut self.models, plan));
-        if begun.is_err() {
-            self.inbox.forget(model);
-        }
-        begun.map(|()| Outcome::Created)
-    }
-
     /// How long to wait for messages when there is nothing to do.
     fn idle_wait(&self) -> Duration {
         match () {
@@ -327,46 +247,6 @@ impl Engine {
             () if self.keeping.waits() => KEEP_CHECK,
             () => GAP_CHECK,
         }
-    }
-
-    /// Writes the state of the run that is due, if any is.
-    fn keep_due(&mut self, idle: bool) {
-        if let Some(model) = self.keeping.due(idle) {
-            self.keep(&model);
-        }
-    }
-
-    fn keep(&mut self, model: &ModelId) {
-        match self.inbox.scheduler.next_of(model) {
-            Some(next) => self.keeping.begin(model, &self.models, (next, next), None),
-            None => self.keeping.forget(model),
-        }
-    }
-
-    /// The files of runs that have ended go.
-    fn end_unloaded(&mut self) {
-        for model in std::mem::take(&mut self.inbox.unloaded) {
-            self.keeping.end(&model);
-        }
-    }
-
-    /// Copies the weights now, and writes them while training goes on.
-    fn save(&mut self, model: &ModelId, save: &Save, reply: Reply) {
-        let Some(run) = self.models.run(model) else { return reply(Err(lost(model))) };
-        let write = weights::begin_save(run, save);
-        tracing::debug!(target: "tinderbox::durability", moment = "save", run = %model, "save begins");
-        // So that its request leaves the journal some time.
-        self.keeping.worked(model, Duration::ZERO);
-        // Each holds a copy of a run in memory until it is written; the scheduler waits until one is free.
-        self.writers.push(std::thread::spawn(move || {
-            reply(write().map(|size_bytes| Outcome::Saved { size_bytes }));
-        }));
-    }
-
-    fn unload(&mut self, model: &ModelId) {
-        self.models.unload(model);
-        self.inbox.forget(model);
-        self.inbox.unloaded.push(model.clone());
     }
 
     /// Skips numbers that runs have waited for too long.

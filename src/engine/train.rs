@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::command::{AdamParams, Datum, DatumOutput, Loss, Outcome};
+use crate::command::{AdamParams, Datum, DatumOutput, Fault, Loss, Outcome};
 use crate::engine::handle::Reply;
 use crate::engine::meter::Consumer;
 use crate::engine::models::{Base, Models, Run, Trained, lost};
@@ -35,12 +35,14 @@ pub struct Request {
     /// Its own sums, so that a request that fails leaves nothing behind.
     grads: Grads,
     failed: Option<Error>,
+    /// The first datum whose numbers were not finite.
+    bad: Option<usize>,
 }
 
 impl Request {
     pub fn new(data: Vec<Datum>, loss: Loss, forward_only: bool, reply: Reply) -> Self {
         let (outputs, losses) = (Vec::with_capacity(data.len()), Vec::with_capacity(data.len()));
-        Self { data, loss, forward_only, reply, outputs, losses, grads: Grads::default(), failed: None }
+        Self { data, loss, forward_only, reply, outputs, losses, grads: Grads::default(), failed: None, bad: None }
     }
 }
 
@@ -48,6 +50,7 @@ impl Request {
 pub type Requests = HashMap<(ModelId, u64), Request>;
 
 /// One request's part of a pass, with the weights it runs over.
+#[derive(Clone)]
 struct Part {
     key: (ModelId, u64),
     datums: std::ops::Range<usize>,
@@ -81,6 +84,7 @@ pub fn run_pass(
     let forward_only = pass.lane.forward_only;
     let mut work = Work { base, weights, kernels: models.kernels, budget, forward_only };
     let keys: Vec<_> = parts.iter().map(|p| p.key.clone()).collect();
+    let parts_done: Vec<Part> = if forward_only { Vec::new() } else { parts.clone() };
     let shares = shares(&parts, requests);
     let (start, mut breathed) = (Instant::now(), Duration::ZERO);
     let mut breath = || {
@@ -100,11 +104,43 @@ pub fn run_pass(
             }
         }
     }
+    for part in &parts_done {
+        refuse_overflow(&mut work, part, requests, &mut breath);
+    }
     drop(work);
     models.meter.spent(start.elapsed().saturating_sub(breathed), shares);
     for key in keys {
         complete(models, requests, &key);
     }
+}
+
+/// A request whose gradient is not finite fails, by its first datum that is to blame; its run does not get to see it.
+fn refuse_overflow(work: &mut Work, part: &Part, requests: &mut Requests, breathe: &mut dyn FnMut()) {
+    let Some(request) = requests.get(&part.key) else { return };
+    let complete = request.failed.is_none() && request.outputs.len() == request.data.len();
+    if !complete || is_finite(&request.grads, work.kernels) {
+        return;
+    }
+    let (data, loss) = (request.data.clone(), request.loss.clone());
+    let count = request.grads.mats().len();
+    let alone = (0..data.len()).find(|i| {
+        let mut one = Request::new(vec![data[*i].clone()], loss.clone(), false, Box::new(|_| ()));
+        one.grads = Grads::new(count);
+        let mut requests = HashMap::from([(part.key.clone(), one)]);
+        let only = Part { datums: 0..1, ..part.clone() };
+        work.run(std::slice::from_ref(&only), &mut requests, breathe);
+        requests.get(&part.key).is_some_and(|one| !is_finite(&one.grads, work.kernels))
+    });
+    // Alone all may be finite: then their sum is not.
+    let datum = alone.unwrap_or(data.len() - 1);
+    let request = requests.get_mut(&part.key).expect("just seen");
+    request.failed =
+        Some(Error::user(format!("datum {datum}: its gradient is not finite; nothing of this request was added")));
+    request.bad = Some(datum);
+}
+
+fn is_finite(grads: &Grads, kernels: &dyn Kernels) -> bool {
+    grads.mats().iter().flatten().all(|g| kernels.sum_of_squares(g).is_finite())
 }
 
 /// Each run's tokens in a pass.
@@ -122,6 +158,11 @@ fn complete(models: &mut Models, requests: &mut Requests, key: &(ModelId, u64)) 
     let request = requests.remove(key).expect("just seen");
     let kernels = models.kernels;
     let result = match (request.failed, models.run_mut(&key.0)) {
+        (Some(e), Some(run)) if request.bad.is_some() && !request.forward_only => {
+            let datum = request.bad.unwrap_or_default();
+            run.fault.get_or_insert(Fault { seq_id: key.1, datum, reason: e.message.clone() });
+            Err(Error::user(format!("{}. {}", e.message, way_back(&key.0))))
+        }
         (Some(e), _) => Err(e),
         (None, None) => Err(lost(&key.0)),
         (None, Some(run)) => {
@@ -198,7 +239,8 @@ fn targets(parts: &[Part], requests: &Requests) -> PassTargets {
     PassTargets { offsets, ids }
 }
 
-type PartLoss = Result<Vec<(DatumOutput, DatumLoss)>>;
+/// Or why it failed, with the datum when its numbers were not finite.
+type PartLoss = Result<Vec<(DatumOutput, DatumLoss)>, (Error, Option<usize>)>;
 
 /// Each part's losses, and the derivative of all logprobs: zero where a loss failed.
 fn losses(
@@ -226,7 +268,11 @@ fn losses(
                     d_logprobs[at..at + lp.len()].copy_from_slice(&result.1.d_logprobs);
                     part.push(result);
                 }
-                Err(e) => failed = failed.or(Some(e.context(format!("datum {i}")))),
+                // A loss of the user's own may fail for other reasons.
+                Err(e) => {
+                    let not_finite = !matches!(request.loss, Loss::Custom(_)) || lp.iter().any(|x| x.is_nan());
+                    failed = failed.or(Some((e.context(format!("datum {i}")), not_finite.then_some(i))));
+                }
             }
             at += lp.len();
         }
@@ -238,7 +284,7 @@ fn losses(
 fn datum_loss(loss: &Loss, d: &Datum, logprobs: &[f32]) -> Result<(DatumOutput, DatumLoss)> {
     if let Some(i) = logprobs.iter().position(|x| x.is_nan()) {
         return Err(Error::user(format!(
-            "the logprob at position {} is not a number: the run's weights have diverged; load an earlier checkpoint",
+            "the logprob at position {} is not a number: the run's weights have diverged",
             i / d.k
         )));
     }
@@ -262,17 +308,31 @@ fn record(request: &mut Request, result: PartLoss) {
                 request.losses.push(loss);
             }
         }
-        Err(e) => request.failed = Some(e),
+        Err((e, bad)) => (request.failed, request.bad) = (Some(e), bad),
     }
+}
+
+/// What can be done about a run whose numbers are not finite.
+fn way_back(model: &ModelId) -> String {
+    format!(
+        "The next optim_step will be refused. If the weights have diverged: `tinderbox rollback {model}`, or POST \
+         /api/v1/training_runs/{model}/rollback, takes them back to the run's last good state; load_state to a checkpoint"
+    )
 }
 
 /// AdamW over a run's accumulated gradient, which it uses up (protocol §14.4).
 ///
 /// # Errors
-/// When the gradient is not finite: it is dropped, and the weights stay as they were.
+/// When the gradient is not finite or a part of it is missing: it is dropped, and the weights stay as they were.
 pub fn optim_step(run: &mut Run, kernels: &dyn Kernels, p: &AdamParams) -> Result<Outcome> {
     let count = run.trained.mats().len();
     let grads = std::mem::replace(&mut run.grads, Grads::new(count));
+    if let Some(Fault { seq_id, reason, .. }) = run.fault.take() {
+        return Err(Error::user(format!(
+            "no step was taken, and the accumulated gradient was dropped: the request with seq_id {seq_id} is missing in \
+             it ({reason}); the weights are unchanged"
+        )));
+    }
     // From 0.0 on: the sum of nothing would be -0.0.
     let squares = grads.mats().iter().flatten().fold(0.0, |sum, g| sum + kernels.sum_of_squares(g));
     let norm = squares.sqrt();

@@ -245,6 +245,7 @@ fn mismatch(outcome: &Outcome) -> Error {
         Outcome::Saved { .. } => "Saved",
         Outcome::Loaded => "Loaded",
         Outcome::Unloaded => "Unloaded",
+        Outcome::RolledBack { .. } => "RolledBack",
         Outcome::Sampled(_) => "Sampled",
     };
     Error::server(format!("the engine answered {name}, which does not fit the request"))

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::command::Command;
+use crate::command::{Command, Fault};
 use crate::engine::handle::Keeper;
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId, RequestId};
@@ -97,6 +97,8 @@ enum Written<'a> {
 pub struct Ledger {
     log: Log,
     index: Arc<Mutex<Index>>,
+    /// Marks of runs that are yet to be written into their rows.
+    marks: Arc<Mutex<Vec<(ModelId, Option<Fault>)>>>,
 }
 
 /// Which records are still needed, and for what.
@@ -161,7 +163,7 @@ impl Ledger {
         for place in &damage.unreadable {
             tracing::error!("journal damaged: {place}; what was written there is lost");
         }
-        Ok((Self { log, index: Arc::new(Mutex::new(index)) }, restored))
+        Ok((Self { log, index: Arc::new(Mutex::new(index)), marks: Arc::default() }, restored))
     }
 
     /// An empty one in this directory.
@@ -260,6 +262,11 @@ impl Ledger {
         record.into_iter().for_each(|record| self.log.release(record));
     }
 
+    /// The marks of runs since the last call, oldest first.
+    pub fn take_marks(&self) -> Vec<(ModelId, Option<Fault>)> {
+        std::mem::take(&mut *self.marks.lock().expect("no code panics while it holds the marks"))
+    }
+
     /// Whether nothing may be promised before it survives a power cut.
     pub fn is_strict(&self) -> bool {
         self.log.is_strict()
@@ -321,6 +328,11 @@ impl Keeper for Ledger {
 
     fn gave_up(&self, model: &ModelId, from: u64, next: u64) {
         self.note(model, next - 1, &Record::GaveUp { model: model.clone(), from, next });
+    }
+
+    fn marked(&self, model: &ModelId, fault: Option<Fault>) {
+        let mut marks = self.marks.lock().expect("no code panics while it holds the marks");
+        marks.push((model.clone(), fault));
     }
 
     fn ended(&self, model: &ModelId) {

@@ -32,9 +32,10 @@ use crate::accounts::Accounts;
 use crate::accounts::runs::Runs;
 use crate::accounts::tally::Tally;
 use crate::accounts::usage::Usage;
-use crate::engine::handle::Handle;
+use crate::command::{Command, Outcome, RunCommand};
+use crate::engine::handle::{Handle, NOW};
 use crate::error::{Category, Error};
-use crate::ids::{OwnerId, RequestId, SessionId};
+use crate::ids::{ModelId, OwnerId, RequestId, SessionId};
 use crate::store::Store;
 use crate::store::usage::Counters;
 
@@ -166,6 +167,29 @@ impl Futures {
         self.lock().forget_older(self.retention.time);
         self.forget_gone();
         self.ledger.write_owed();
+    }
+
+    /// Writes which runs were marked, or are not any more, into their rows.
+    pub async fn write_marks(&self) -> Result<(), Error> {
+        for (model, fault) in self.ledger.take_marks() {
+            self.store.mark_run(&model, fault.as_ref()).await?;
+        }
+        Ok(())
+    }
+
+    /// The run's weights become those of its last state on disk. → the number that came next then.
+    ///
+    /// # Errors
+    /// User errors: it has no state yet, or is not in the engine.
+    pub async fn roll_back(&self, owner: OwnerId, model: ModelId) -> Result<u64, Error> {
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        let command = Command::Run { owner, model, seq: NOW, command: RunCommand::RollBack };
+        self.engine.submit(command, Box::new(move |outcome| drop(tx.send(outcome))));
+        let gone = || Error::server("the engine failed or is stopping");
+        match rx.await.map_err(|_| gone())?? {
+            Outcome::RolledBack { next } => Ok(next),
+            _ => Err(gone()),
+        }
     }
 
     /// Answers that are not in the table need not be on disk.

@@ -128,7 +128,6 @@ impl RestoredRun {
         let Command::Run { command, .. } = command else { return false };
         let succeeded = self.answered.get(&seq).copied().unwrap_or(false);
         match command {
-            // One that fails drops the gradient.
             RunCommand::OptimStep(_) => true,
             RunCommand::ForwardBackward { forward_only, .. } => succeeded && !forward_only,
             RunCommand::Load(_) | RunCommand::Save(Save::Snapshot { .. } | Save::Inflight { .. }) => succeeded,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use chrono::Utc;
 
 use crate::accounts::runs::LiveRun;
-use crate::command::{Command, Outcome, RunCommand, Save};
+use crate::command::{Command, Fault, Outcome, RunCommand, Save};
 use crate::engine::handle::Keeper;
 use crate::engine::keep;
 use crate::error::{Error, Result};
@@ -149,6 +149,9 @@ impl Futures {
                 self.submit_open(accepted);
             } else if seq == 0 || run.repeats(seq, &accepted.command) {
                 let Command::Run { owner, command, .. } = accepted.command else { continue };
+                // A step that was refused dropped the gradient.
+                let refused = matches!(command, RunCommand::OptimStep(_)) && run.answered.get(&seq) == Some(&false);
+                let command = if refused { RunCommand::DropGradient } else { command };
                 self.repeat(owner, (&model, seq), command, replay);
             } else {
                 self.engine.skip(model.clone(), seq);
@@ -159,12 +162,9 @@ impl Futures {
     /// Does something again whose answer is known.
     fn repeat(&self, owner: OwnerId, (model, seq): (&ModelId, u64), command: RunCommand, replay: &Arc<Replay>) {
         let (futures, name, replay) = (self.clone(), model.clone(), replay.clone());
-        let may_fail = matches!(command, RunCommand::OptimStep(_));
         let command = Command::Run { owner, model: model.clone(), seq, command };
         let reply = move |outcome: Result<Outcome>| {
-            if let Err(e) = outcome
-                && !may_fail
-            {
+            if let Err(e) = outcome {
                 tracing::error!(run = %name, seq_id = seq, error = %e, "the run cannot go on where it was");
                 futures.broken(&name, &e.message);
             }
@@ -210,7 +210,7 @@ impl Futures {
     async fn give_up(&self, model: &ModelId, run: RestoredRun, why: &str) {
         let told = unusable(model, why);
         tracing::error!(run = %model, "{told}");
-        if let Err(e) = self.store.mark_corrupted(model).await {
+        if let Err(e) = self.store.mark_run(model, Some(&lost_at(model, why))).await {
             tracing::warn!(run = %model, error = %e, "the run is not marked");
         }
         self.ledger.ended(model);
@@ -221,9 +221,9 @@ impl Futures {
     fn broken(&self, model: &ModelId, why: &str) {
         let told = unusable(model, why);
         tracing::error!(run = %model, "{told}");
-        let (futures, model) = (self.clone(), model.clone());
+        let (futures, model, fault) = (self.clone(), model.clone(), lost_at(model, why));
         self.runtime.spawn(async move {
-            if let Err(e) = futures.store.mark_corrupted(&model).await {
+            if let Err(e) = futures.store.mark_run(&model, Some(&fault)).await {
                 tracing::warn!(run = %model, error = %e, "the run is not marked");
             }
             if let Ok(Some(row)) = futures.store.run(&model).await {
@@ -268,6 +268,11 @@ impl Futures {
 
 fn unusable(model: &ModelId, why: &str) -> String {
     format!("run {model} cannot go on after the restart: {why}; create a new run from its last checkpoint")
+}
+
+/// The mark of a run that did not survive a restart.
+fn lost_at(model: &ModelId, why: &str) -> Fault {
+    Fault { seq_id: 0, datum: 0, reason: unusable(model, why) }
 }
 
 /// A run that can go on.

@@ -43,6 +43,7 @@ pub async fn until(app: App, mut stop: watch::Receiver<bool>) {
 async fn once(app: &App, used: bool) -> Result<()> {
     refresh_keys(app).await?;
     app.store().write_noted().await?;
+    app.futures().write_marks().await?;
     if used {
         write_used(app).await?;
     }

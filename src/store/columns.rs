@@ -77,6 +77,11 @@ pub trait Columns {
         serde_json::from_str(&self.text(name)?).map_err(|_| corrupt(name))
     }
 
+    fn optional_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let Some(text) = self.column::<Option<String>>(name)? else { return Ok(None) };
+        serde_json::from_str(&text).map(Some).map_err(|_| corrupt(name))
+    }
+
     fn kind(&self) -> Result<RunKind> {
         if !self.flag("is_lora")? {
             return Ok(RunKind::Full);

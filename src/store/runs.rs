@@ -7,7 +7,7 @@ use sqlx::any::AnyRow;
 use super::checkpoint_lists::Listed;
 use super::columns::{Columns, KIND, bind_kind, int, json, micros};
 use super::{Metadata, Page, Store, taken};
-use crate::command::RunKind;
+use crate::command::{Fault, RunKind};
 use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, SessionId};
 
@@ -23,6 +23,8 @@ pub struct RunRow {
     pub created_at: DateTime<Utc>,
     pub last_request_at: DateTime<Utc>,
     pub corrupted: bool,
+    /// Why it is marked as corrupted.
+    pub fault: Option<Fault>,
 }
 
 /// Rows of `$1`'s runs, `$2` NULL or the project of their session; with `$3` = 1 also those runs of others that have a
@@ -79,9 +81,14 @@ impl Store {
         rows.iter().map(|row| row.text("id").map(ModelId)).collect()
     }
 
-    /// The run cannot be trained any more.
-    pub async fn mark_corrupted(&self, id: &ModelId) -> Result<()> {
-        sqlx::query("UPDATE training_runs SET corrupted = 1 WHERE id = $1").bind(&id.0).execute(&self.pool).await?;
+    /// Marks the run as corrupted, for this reason, or takes the mark away.
+    pub async fn mark_run(&self, id: &ModelId, fault: Option<&Fault>) -> Result<()> {
+        sqlx::query("UPDATE training_runs SET corrupted = $2, fault = $3 WHERE id = $1")
+            .bind(&id.0)
+            .bind(i64::from(fault.is_some()))
+            .bind(fault.map(json))
+            .execute(&self.pool)
+            .await?;
         Ok(())
     }
 
@@ -112,6 +119,7 @@ fn read(row: &AnyRow) -> Result<RunRow> {
         created_at: row.time("created_at")?,
         last_request_at: row.time("last_request_at")?,
         corrupted: row.flag("corrupted")?,
+        fault: row.optional_json("fault")?,
     })
 }
 

@@ -74,6 +74,7 @@ pub fn run(id: &str, owner: &str) -> RunRow {
         created_at: now(),
         last_request_at: now(),
         corrupted: false,
+        fault: None,
     }
 }
 

@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::transport::{Call, Transport};
 use crate::types::checkpoints::{
     CheckpointsListResponse, CheckpointsQuery, CopyWeightsRequest, CopyWeightsResponse, ExternalWeightsUrlsResponse,
-    RunsQuery, ScopeQuery, SetTtlRequest, TrainingRun, TrainingRunsResponse, WeightsInfoRequest, WeightsInfoResponse,
+    RollbackResponse, RunsQuery, ScopeQuery, SetTtlRequest, TrainingRun, TrainingRunsResponse, WeightsInfoRequest,
+    WeightsInfoResponse,
 };
 use crate::types::sampling::GetSamplerResponse;
 use crate::types::search::{
@@ -76,6 +77,11 @@ impl RestClient {
 
     pub async fn get_training_run(&self, run_id: &str) -> Result<TrainingRun> {
         self.transport.get(&format!("/training_runs/{run_id}"), &ScopeQuery::default()).await
+    }
+
+    /// Takes a run's weights and optimiser back to its last good state. Not in the Tinker protocol.
+    pub async fn roll_back(&self, run_id: &str) -> Result<RollbackResponse> {
+        self.transport.post(&format!("/training_runs/{run_id}/rollback"), &json!({})).await
     }
 
     /// The checkpoints of one run.

@@ -51,6 +51,9 @@ pub struct TrainingRun {
     pub is_lora: bool,
     #[serde(default)]
     pub corrupted: bool,
+    /// Why it is corrupted. Not in the Tinker protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<RunFault>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora_rank: Option<i64>,
     pub last_request_time: DateTime<Utc>,
@@ -61,6 +64,25 @@ pub struct TrainingRun {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<BTreeMap<String, String>>))]
     pub user_metadata: Option<Metadata>,
+}
+
+/// Which request of a run had numbers that were not finite.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct RunFault {
+    pub seq_id: u64,
+    /// The first datum of the request that is to blame.
+    pub datum: usize,
+    pub reason: String,
+}
+
+/// `POST /training_runs/{run_id}/rollback`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct RollbackResponse {
+    pub training_run_id: String,
+    /// Weights and optimiser are what they were before the request with this number.
+    pub before_seq_id: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
