@@ -8,6 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::api;
 use crate::config::Config;
+use crate::config::backup::BackupArgs;
 use crate::config::env::Env;
 use crate::config::keys::KeyCommand;
 use crate::config::models::ModelSource as From;
@@ -15,7 +16,7 @@ use crate::config::serve::ServeArgs;
 use crate::engine::{self, ModelSource};
 use crate::futures::ledger::Ledger;
 use crate::recipes::{demo, demo_model};
-use crate::{hub, keys, server};
+use crate::{backup, hub, keys, server};
 
 /// The demo's model, as clients name it, and the key its client shows.
 const DEMO_MODEL: &str = "demo/adder";
@@ -57,6 +58,13 @@ pub fn key(command: KeyCommand) -> anyhow::Result<()> {
     server::private::keep_files_private();
     let streams = keys::Streams { out: &mut std::io::stdout(), err: &mut std::io::stderr() };
     keys::run(command, &Env::from_process()?, streams)
+}
+
+/// `tinderbox backup`.
+pub fn backup(args: BackupArgs) -> anyhow::Result<()> {
+    log("warn");
+    server::private::keep_files_private();
+    backup::run(args, &Env::from_process()?, &mut std::io::stderr())
 }
 
 /// `tinderbox demo`: a server in a folder of its own, and the two loops against it.

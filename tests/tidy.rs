@@ -50,6 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("hub", &[]),
     ("recipes", &[]),
     ("keys", &["store"]),
+    ("backup", &["store", "server::data_dir"]),
     ("start", ANY),
     ("server", ANY),
     ("main", ANY),
