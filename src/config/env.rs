@@ -54,8 +54,16 @@ const ALONE: [&str; 27] = [
 ];
 
 /// Variables of others that have a meaning here too.
-const FOREIGN: [&str; 7] =
-    ["DATABASE_URL", "HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"];
+const FOREIGN: [&str; 8] = [
+    "DATABASE_URL",
+    "HOME",
+    "XDG_DATA_HOME",
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "TINKER_API_KEY",
+];
 
 /// A snapshot of the variables above; an empty value counts as unset.
 #[derive(Clone)]

@@ -4,6 +4,7 @@ pub mod auth;
 pub mod backup;
 pub mod bind;
 pub mod device;
+pub mod doctor;
 pub mod durability;
 pub mod env;
 pub mod hub;

@@ -6,7 +6,7 @@ mod inbox;
 mod job;
 pub mod keep;
 pub mod load;
-mod memory;
+pub mod memory;
 pub mod meter;
 mod models;
 mod prefill;
