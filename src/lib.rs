@@ -7,9 +7,11 @@ pub mod ids;
 
 pub mod accounts;
 pub mod api;
+pub mod backup;
 pub mod chat;
 pub mod checkpoint;
 pub mod device;
+pub mod doctor;
 pub mod engine;
 pub mod futures;
 pub mod hub;

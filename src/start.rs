@@ -8,7 +8,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::api;
 use crate::config::Config;
+use crate::config::backup::BackupArgs;
 use crate::config::client::RollbackArgs;
+use crate::config::doctor::DoctorArgs;
 use crate::config::env::Env;
 use crate::config::keys::KeyCommand;
 use crate::config::models::ModelSource as From;
@@ -16,7 +18,7 @@ use crate::config::serve::ServeArgs;
 use crate::engine::{self, ModelSource};
 use crate::futures::ledger::Ledger;
 use crate::recipes::{demo, demo_model};
-use crate::{hub, keys, rollback, server};
+use crate::{backup, doctor, hub, keys, rollback, server};
 
 /// The demo's model, as clients name it, and the key its client shows.
 const DEMO_MODEL: &str = "demo/adder";
@@ -38,7 +40,7 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // First, since it makes the data directory as it has to be.
-    let _lock = server::lock::hold(&config.store.data_dir)?;
+    let _lock = server::data_dir::open(&config.store.data_dir)?;
     // Before anything may make the database.
     let users_mask = server::private::keep_files_private();
     // Database and port before the models are loaded: one that cannot be had is found out at once.
@@ -63,6 +65,20 @@ pub fn key(command: KeyCommand) -> anyhow::Result<()> {
 /// `tinderbox rollback`.
 pub fn roll_back(args: &RollbackArgs) -> anyhow::Result<()> {
     rollback::run(args, &Env::from_process()?, &mut std::io::stdout())
+}
+
+/// `tinderbox backup`.
+pub fn backup(args: BackupArgs) -> anyhow::Result<()> {
+    log("warn");
+    server::private::keep_files_private();
+    backup::run(args, &Env::from_process()?, &mut std::io::stderr())
+}
+
+/// `tinderbox doctor`. → whether nothing is wrong.
+pub fn doctor(args: DoctorArgs) -> anyhow::Result<bool> {
+    log("off");
+    let streams = doctor::Streams { out: &mut std::io::stdout(), err: &mut std::io::stderr() };
+    doctor::run(args, &Env::from_process()?, streams)
 }
 
 /// `tinderbox demo`: a server in a folder of its own, and the two loops against it.

@@ -31,6 +31,10 @@ impl Keeper for Told {
         true
     }
 
+    fn sync(&self) -> tinderbox::error::Result<()> {
+        Ok(())
+    }
+
     fn kept(&self, _: &ModelId, next: u64) {
         self.kept.lock().unwrap().push(next);
     }

@@ -3,14 +3,14 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
-use chrono::Utc;
+use chrono::{TimeDelta, Utc};
 use serde_json::{Value, json};
 use tinderbox_client::types::checkpoints::{
     AccessScope, Checkpoint, CheckpointType, CheckpointsListResponse, CheckpointsQuery, Cursor, SetTtlRequest,
 };
 
-use crate::error::{Error, Result};
-use crate::ids::{CheckpointKind, CheckpointPath, ModelId, check_name};
+use crate::error::{Category, Error, Result};
+use crate::ids::{CheckpointKind, CheckpointPath, ModelId, OwnerId, check_name};
 use crate::store::checkpoint_lists::Listed;
 use crate::store::checkpoints::CheckpointRow;
 use crate::validate::sdk_version::number;
@@ -55,15 +55,32 @@ pub async fn list(
     Ok(Json(CheckpointsListResponse { checkpoints: visible(page.rows, &headers), cursor: Some(cursor) }))
 }
 
+/// How long clients repeat a request whose answer they did not hear.
+const REPEATS: TimeDelta = TimeDelta::minutes(10);
+
 /// The row goes first: a directory that stays costs disk, a row without one would be a lie. Its files go a while later.
 pub async fn delete(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {
     let path = path(segments)?;
-    let row = app.owned(&owner, &path).await?;
+    let row = match app.owned(&owner, &path).await {
+        Err(e) if e.category == Category::NotFound && deleted_before_restart(&app, &owner, &path).await? => {
+            return Ok(Json(json!({})));
+        }
+        row => row?,
+    };
+    // First, since the process may be killed in between.
+    app.store().note_deleted(&path, &owner, Utc::now()).await?;
     let dir = app.store().delete_checkpoint(&path).await?.ok_or_else(|| no_checkpoint(&path))?;
+    tracing::debug!(target: "tinderbox::durability", moment = "delete", %path, "checkpoint deleted");
     app.futures().usage().let_go(&(&row).into(), Utc::now()).await;
     app.futures().discard(dir);
     app.store().note(Some(&owner), "checkpoint_deleted", audit_details(&path));
     Ok(Json(json!({})))
+}
+
+/// Whether an earlier process deleted it, and whoever asked it to may not have heard so.
+async fn deleted_before_restart(app: &App, owner: &OwnerId, path: &CheckpointPath) -> Result<bool> {
+    let since = app.started() - REPEATS;
+    app.store().was_deleted(path, owner, (since, app.started())).await
 }
 
 pub async fn publish(State(app): State<App>, Owner(owner): Owner, segments: Segments) -> ApiResult<Json<Value>> {

@@ -1,6 +1,7 @@
 //! How a session ends: by its client, or because it fell silent. What it holds in the engine is freed.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
 use serde_json::json;
@@ -42,6 +43,24 @@ impl App {
     pub async fn has_ended(&self, id: &SessionId) -> Result<bool> {
         let row = self.known().session(self.store(), id).await?;
         Ok(row.is_none_or(|session| session.finished.is_some()))
+    }
+
+    /// Frees what sessions hold that fell silent since the last call, `since` ago. Their runs wake when they are heard again.
+    pub async fn quiet_silent_sessions(&self, since: Duration) -> Result<()> {
+        let silence = self.limits().session_silence;
+        let to = Utc::now() - TimeDelta::from_std(silence).unwrap_or(TimeDelta::MAX);
+        let from = to - TimeDelta::from_std(since).unwrap_or(TimeDelta::MAX);
+        for session in self.store().silent_between((from, to), BATCH).await? {
+            if self.known().silence(&session.id).is_some_and(|s| s < silence) {
+                // Its requests are noted in memory only; it comes again when they stop.
+                self.store().heartbeat_session(&session.id, Utc::now()).await?;
+                continue;
+            }
+            let runs = self.store().session_runs(&session.id).await?;
+            tracing::info!(session = %session.id, runs = runs.len(), "session fell silent");
+            self.engine().fell_silent(session.id, runs);
+        }
+        Ok(())
     }
 
     /// Ends sessions that sent neither heartbeat nor request for longer than the timeout.

@@ -110,11 +110,8 @@ pub fn router(app: App) -> Router {
         .route("/retrieve_futures", post(futures::retrieve_many))
         .route("/cancel_future", post(futures::cancel))
         .route("/training_runs", get(training_runs::list))
-        .route("/training_runs/{run_id}", get(training_runs::get))
-        .route("/training_runs/{run_id}/rollback", post(training_runs::roll_back))
-        .route("/training_runs/{run_id}/checkpoints", get(checkpoints::list_of_run))
+        .nest("/training_runs/{run_id}", training_run())
         .route("/models/{run_id}/checkpoints", get(checkpoints::list_of_run))
-        .nest("/training_runs/{run_id}/checkpoints/{kind}/{name}", checkpoint())
         .route("/checkpoints", get(checkpoints::list))
         .route("/checkpoints/search", post(search::checkpoints))
         .route("/billing/usage/events", get(billing::events))
@@ -151,6 +148,15 @@ async fn durable(State(app): State<App>, request: Request, next: Next) -> Result
         app.futures().durable().await?;
     }
     Ok(response)
+}
+
+/// Of one training run.
+fn training_run() -> Router<App> {
+    Router::new()
+        .route("/", get(training_runs::get))
+        .route("/rollback", post(training_runs::roll_back))
+        .route("/checkpoints", get(checkpoints::list_of_run))
+        .nest("/checkpoints/{kind}/{name}", checkpoint())
 }
 
 /// Of one checkpoint, below its run, kind and name.

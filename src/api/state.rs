@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use tokio::sync::Semaphore;
 
 use super::links::Links;
@@ -53,6 +54,7 @@ struct Shared {
     copying: tokio::sync::Mutex<()>,
     uploads: Uploads,
     exports: Exports,
+    started: DateTime<Utc>,
     /// Large bodies are worked on by so many threads at once.
     heavy: Semaphore,
     /// Makes the seeds that users left open unpredictable, and a repeat's the same.
@@ -89,9 +91,15 @@ impl App {
             exports,
             chats: Chats::default(),
             reports: Reports::default(),
+            started: Utc::now(),
             heavy: Semaphore::new(cores),
             secret: rand::random(),
         }))
+    }
+
+    /// When this process began to serve.
+    pub fn started(&self) -> DateTime<Utc> {
+        self.0.started
     }
 
     pub fn keys(&self) -> &Keys {

@@ -13,6 +13,7 @@
 //! * full model: the Transformers tensor names.
 
 pub mod age;
+mod checksum;
 pub mod hf;
 pub mod peft;
 pub mod state;
@@ -139,6 +140,7 @@ pub fn manifest(dir: &Path) -> Result<Manifest> {
 /// saved without; server errors when files are damaged. Never part of a state.
 pub fn load(dir: &Path, layout: &Layout, optimizer: bool) -> Result<Checkpoint> {
     let Manifest { base_model, kind, optimizer: info } = manifest(dir)?;
+    state::verify(dir, optimizer)?;
     let optimizer = if optimizer { Some(state::read_optimizer(dir, info, layout)?) } else { None };
     let weights = match kind {
         Kind::Lora { config, alpha } => peft::read(dir, config.rank, alpha, layout)?,

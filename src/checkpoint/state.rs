@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::checksum::{self, Checksums};
 use super::tensors::{self, NamedArray, Reader};
 use super::{Kind, Layout, Manifest, Optimizer, OptimizerInfo, write};
 use crate::command::LoraConfig;
@@ -23,6 +24,9 @@ struct ManifestFile {
     lora: Option<LoraFile>,
     #[serde(skip_serializing_if = "Option::is_none")]
     optimizer: Option<OptimizerFile>,
+    /// Of the files with arrays. Absent in checkpoints of earlier versions.
+    #[serde(default, skip_serializing_if = "Checksums::is_empty")]
+    crc32: Checksums,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -48,6 +52,7 @@ enum OptimizerType {
     AdamW,
 }
 
+/// To be called when the arrays are written: their checksums are taken.
 pub fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<()> {
     let lora = match manifest.kind {
         Kind::Full => None,
@@ -58,7 +63,8 @@ pub fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<()> {
     };
     let optimizer = manifest.optimizer.map(|o| OptimizerFile { kind: OptimizerType::AdamW, step: o.step });
     let base_model = manifest.base_model.clone();
-    write::json(&dir.join(MANIFEST), &ManifestFile { format: FORMAT, base_model, lora, optimizer })
+    let crc32 = checksum::of_arrays(dir)?;
+    write::json(&dir.join(MANIFEST), &ManifestFile { format: FORMAT, base_model, lora, optimizer, crc32 })
 }
 
 /// # Errors
@@ -83,6 +89,17 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest> {
     };
     let optimizer = file.optimizer.map(|o| OptimizerInfo { step: o.step });
     Ok(Manifest { base_model: file.base_model, kind, optimizer })
+}
+
+/// Compares the arrays' files with their checksums; the optimiser's only when it is read.
+///
+/// # Errors
+/// Server errors that name the file.
+pub fn verify(dir: &Path, optimizer: bool) -> Result<()> {
+    let json = write::read_json(&dir.join(MANIFEST))?;
+    let mut sums: Checksums = serde_json::from_value(json["crc32"].clone()).unwrap_or_default();
+    sums.retain(|name, _| optimizer || name != OPTIMIZER);
+    checksum::verify(dir, &sums)
 }
 
 /// Both moments in one file, as `m.<name>` and `v.<name>`.

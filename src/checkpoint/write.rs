@@ -29,8 +29,12 @@ impl Staging {
         }
         let parent = dir.parent().ok_or_else(|| Error::server(format!("{} has no parent", dir.display())))?;
         let temporary = parent.join(format!("{TEMPORARY}{}", uuid::Uuid::new_v4()));
-        create_dirs(parent)?;
-        fs::create_dir(&temporary).map_err(|e| cannot("create", &temporary, &e))?;
+        let create = || {
+            create_dirs(parent)?;
+            fs::create_dir(&temporary).map_err(|e| cannot("create", &temporary, &e))
+        };
+        // An empty parent may be removed in between.
+        create().or_else(|_| create())?;
         Ok(Self { temporary, dir: dir.into() })
     }
 

@@ -23,7 +23,7 @@ const OF_FLAGS: [&str; 10] = [
 ];
 
 /// Variables of what has no flag. A name in neither list would be a setting that silently does nothing.
-const ALONE: [&str; 27] = [
+const ALONE: [&str; 28] = [
     "TINDERBOX_BULK_POLLING",
     "TINDERBOX_TOKEN_SECONDS",
     "TINDERBOX_AUDIT_DAYS",
@@ -38,6 +38,7 @@ const ALONE: [&str; 27] = [
     "TINDERBOX_RESULT_RETENTION_SECONDS",
     "TINDERBOX_PENDING_BYTES",
     "TINDERBOX_PENDING_REQUESTS",
+    "TINDERBOX_SESSION_SILENCE",
     "TINDERBOX_SESSION_TIMEOUT",
     "TINDERBOX_LONG_POLL_SECONDS",
     "TINDERBOX_PASS_TOKENS",

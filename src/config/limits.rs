@@ -29,7 +29,9 @@ pub struct Limits {
     pub pending_bytes: usize,
     /// Requests of one owner that are not finished.
     pub pending_requests: usize,
-    /// A session that shows no sign of life for so long is taken for abandoned.
+    /// A session that shows no sign of life for so long: what waits of it is cancelled, its runs leave memory until it does.
+    pub session_silence: Duration,
+    /// And for so long: it is taken for abandoned, and ends.
     pub session_timeout: Duration,
     /// How long a token from `auth/token` is good for. Clients take a new one at half of it.
     pub token_lifetime: Duration,
@@ -79,6 +81,7 @@ impl Limits {
             result_retention: seconds(env, "TINDERBOX_RESULT_RETENTION_SECONDS", 24 * 3600, 60..=31_536_000)?,
             pending_bytes: size("TINDERBOX_PENDING_BYTES", GIB)? as usize,
             pending_requests: count(env, "TINDERBOX_PENDING_REQUESTS", 20_000, 1..=1 << 24)?,
+            session_silence: seconds(env, "TINDERBOX_SESSION_SILENCE", 600, 5..=31_536_000)?,
             session_timeout: seconds(env, "TINDERBOX_SESSION_TIMEOUT", 24 * 3600, 60..=31_536_000)?,
             token_lifetime: seconds(env, "TINDERBOX_TOKEN_SECONDS", 3600, 1..=86_400)?,
             audit_retention: days(env, "TINDERBOX_AUDIT_DAYS", 90, 1..=3650)?,

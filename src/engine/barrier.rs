@@ -64,7 +64,7 @@ impl Engine {
             RunCommand::Create { restore, .. } => {
                 let created = self.planned(model, |models, plan| models.create(model, plan, restore.as_ref()));
                 if created.is_err() {
-                    self.keeping.end(model);
+                    self.keeping.end(model, &self.models);
                 }
                 created
             }
@@ -87,7 +87,7 @@ impl Engine {
             self.inbox.arrived(&sampler, &mut self.models, &mut self.sampler);
         }
         if reads && result.is_ok() {
-            let then = Box::new(move || reply(result));
+            let then = Box::new(move |_: &Result<()>| reply(result));
             self.keeping.begin(model, &self.models, (seq + 1, seq), Some(then));
         } else {
             reply(result);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
-use crate::command::{Command, Fault, Outcome, TokenEvent};
+use crate::command::{Command, Fault, Outcome, RunKind, TokenEvent};
 use crate::engine::load::{Board, Done, Load};
 use crate::engine::meter::{Consumer, Meter, Spent};
 use crate::error::{Error, Result};
@@ -26,6 +26,8 @@ pub trait Keeper: Send + std::marker::Sync {
     /// Whether everything that this run was asked below number `next` has been answered, and its answer kept. Only then
     /// may a state that holds it take the place of the requests.
     fn settled(&self, model: &ModelId, next: u64) -> bool;
+    /// Waits until what was answered so far survives a power cut: a state on disk must never know more than that.
+    fn sync(&self) -> Result<()>;
     /// The run as it was before number `next` is on disk.
     fn kept(&self, model: &ModelId, next: u64);
     /// The run went on without the numbers from `from` up to `next`, which never came.
@@ -42,6 +44,10 @@ pub struct NoKeeper;
 impl Keeper for NoKeeper {
     fn settled(&self, _: &ModelId, _: u64) -> bool {
         true
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
     }
 
     fn kept(&self, _: &ModelId, _: u64) {}
@@ -66,6 +72,19 @@ pub struct Submission {
     pub events: Option<Events>,
 }
 
+/// A run whose state is on disk alone.
+#[derive(Clone, Debug)]
+pub struct Asleep {
+    pub model: ModelId,
+    pub owner: OwnerId,
+    /// Served name of its base model.
+    pub base: String,
+    pub kind: RunKind,
+    /// The number of the request that comes next.
+    pub next: u64,
+    pub state: PathBuf,
+}
+
 /// What arrives at the engine's thread.
 pub enum Message {
     Submit(Box<Submission>),
@@ -78,6 +97,10 @@ pub enum Message {
     Cancel(RequestId),
     /// Drop the session's sample requests and its samplers' snapshots. Its runs are unloaded one by one.
     EndSession(SessionId),
+    /// Nobody asks anything of this session: its samples are dropped, these runs of it leave memory.
+    FellSilent(SessionId, Vec<ModelId>),
+    /// A run of an earlier process that stays asleep until it is asked something.
+    Asleep(Box<Asleep>),
     /// Snapshots that commands on their way will make again: samples from them wait until then.
     Expect(Vec<SamplerId>),
     /// Weights of the owners' shares; who is not named has 1.
@@ -174,6 +197,16 @@ impl Handle {
             (s.reply)(Err(Error::server("the engine has stopped")));
         }
         ticket
+    }
+
+    /// The session shows no sign of life: its samples are dropped, and its runs leave memory until they are asked something.
+    pub fn fell_silent(&self, session: SessionId, runs: Vec<ModelId>) {
+        let _ = self.tx.send(Message::FellSilent(session, runs));
+    }
+
+    /// A run of an earlier process, that is not needed now.
+    pub fn leave_asleep(&self, run: Asleep) {
+        let _ = self.tx.send(Message::Asleep(Box::new(run)));
     }
 
     /// Samples from these snapshots wait until commands that are yet to be submitted have made them again.

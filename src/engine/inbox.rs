@@ -6,7 +6,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use crate::command::{Command, Datum, Origin, Outcome, RunCommand, RunKind, SampleSource, Save};
-use crate::engine::handle::{Message, NOW, Reply, Stopped, Submission};
+use crate::engine::asleep::Drowsy;
+use crate::engine::handle::{Asleep, Message, NOW, Reply, Stopped, Submission};
 use crate::engine::load::{Board, Load};
 use crate::engine::memory;
 use crate::engine::models::{Base, Models, Plan, lost};
@@ -38,6 +39,10 @@ pub struct Inbox {
     pub writers_busy: bool,
     /// Runs that have ended, whose files are to go.
     pub unloaded: Vec<ModelId>,
+    /// Runs that are to leave memory, those on their way, and those that have.
+    pub sleepy: Vec<ModelId>,
+    pub drowsy: HashMap<ModelId, Drowsy>,
+    pub asleep: HashMap<ModelId, Asleep>,
     /// Runs that are to go back to their last state, between two pieces of work.
     pub rollbacks: Vec<(ModelId, Reply)>,
     /// Samples that wait for a snapshot that is to be made again.
@@ -73,6 +78,15 @@ impl Inbox {
                 self.cancel_awaiting(&error, |o| o.session == session);
                 sampler.cancel(&error, |o| o.session == session);
                 models.drop_snapshots(&session);
+            }
+            Message::FellSilent(session, runs) => {
+                let error = Error::user("its session fell silent; what waited was cancelled");
+                self.cancel_awaiting(&error, |o| o.session == session);
+                sampler.cancel(&error, |o| o.session == session);
+                self.sleepy.extend(runs);
+            }
+            Message::Asleep(run) => {
+                self.asleep.insert(run.model.clone(), *run);
             }
             Message::Expect(snapshots) => {
                 self.expected.extend(snapshots.into_iter().map(|id| (id, Vec::new())));
@@ -148,11 +162,14 @@ impl Inbox {
         }
         if seq == NOW {
             models.unload(&model);
+            self.drowsy.remove(&model);
+            self.asleep.remove(&model);
             self.forget(&model);
             self.unloaded.push(model);
             return reply(Ok(Outcome::Unloaded));
         }
-        if let Err(e) = self.queue(&model, seq, &command, models) {
+        let queued = self.wake(&model, models).and_then(|()| self.queue(&model, seq, &command, models));
+        if let Err(e) = queued {
             self.scheduler.skip(&model, seq);
             return reply(Err(e));
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::handle::Keeper;
 use crate::engine::models::Models;
-use crate::engine::snapshots::Files;
+use crate::engine::snapshots::{Files, Origin};
 use crate::engine::state::{self, Image, Staged};
 use crate::error::{Error, Result};
 use crate::ids::ModelId;
@@ -22,7 +22,7 @@ const IDLE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Called when the state is in its place, or could not be put there.
-pub type Then = Box<dyn FnOnce() + Send>;
+pub type Then = Box<dyn FnOnce(&Result<()>) + Send>;
 
 pub struct Keeping {
     dir: PathBuf,
@@ -33,6 +33,7 @@ pub struct Keeping {
     /// Writes that are under way.
     writing: HashMap<ModelId, usize>,
     done: (Sender<Written>, Receiver<Written>),
+    saved: Vec<Origin>,
 }
 
 /// What of a run is not on disk.
@@ -47,18 +48,33 @@ struct Unkept {
 
 struct Written {
     model: ModelId,
+    /// Snapshots that were written beside the state.
+    snapshots: Vec<Origin>,
     took: Duration,
     result: Result<()>,
 }
 
 impl Keeping {
     pub fn new(dir: PathBuf, keeper: Arc<dyn Keeper>, interval: Duration) -> Self {
-        Self { dir, keeper, interval, runs: HashMap::new(), writing: HashMap::new(), done: channel() }
+        Self {
+            dir,
+            keeper,
+            interval,
+            runs: HashMap::new(),
+            writing: HashMap::new(),
+            done: channel(),
+            saved: Vec::new(),
+        }
     }
 
     /// Where the runs' directories lie.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Where the state of a run before number `next` lies.
+    pub fn path(&self, model: &ModelId, next: u64) -> PathBuf {
+        state::path(&self.dir.join(model.dir_name()), next)
     }
 
     pub fn keeper(&self) -> &dyn Keeper {
@@ -77,9 +93,15 @@ impl Keeping {
         self.runs.remove(model);
     }
 
-    /// The run is gone for good, and its files with it.
-    pub fn end(&mut self, model: &ModelId) {
+    /// The run is gone for good, and its files with it; snapshots of it that samplers still read are written before.
+    pub fn end(&mut self, model: &ModelId, models: &Models) {
         self.runs.remove(model);
+        let (unsaved, files) = models.unsaved_snapshots(model);
+        for (origin, source) in unsaved {
+            if let Err(e) = files.write(&origin, &Files::image(&origin, &source), &source.base.dir) {
+                tracing::warn!(run = %model, error = %e, "weights of a sampler are in memory alone");
+            }
+        }
         self.keeper.ended(model);
         let dir = self.dir.join(model.dir_name());
         if let Err(e) = std::fs::remove_dir_all(&dir)
@@ -146,9 +168,10 @@ impl Keeping {
             let wrote = start.elapsed();
             let result = staged.and_then(|staged| commit(staged, &*keeper, &model, (next, settled)));
             if let Some(then) = then {
-                then();
+                then(&result);
             }
-            let _ = done.send(Written { model, took: copied + wrote, result });
+            let snapshots = snapshots.into_iter().map(|(origin, _)| origin).collect();
+            let _ = done.send(Written { model, snapshots, took: copied + wrote, result });
         });
     }
 
@@ -169,7 +192,13 @@ impl Keeping {
         }
     }
 
-    fn note(&mut self, Written { model, took, result }: Written) {
+    /// Snapshots that were written since the last call.
+    pub fn take_saved(&mut self) -> Vec<Origin> {
+        std::mem::take(&mut self.saved)
+    }
+
+    fn note(&mut self, Written { model, snapshots, took, result }: Written) {
+        self.saved.extend(snapshots);
         if let Some(n) = self.writing.get_mut(&model) {
             *n -= 1;
             if *n == 0 {
@@ -198,6 +227,7 @@ fn commit(staged: Staged, keeper: &dyn Keeper, model: &ModelId, (next, settled):
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+    keeper.sync()?;
     staged.commit()?;
     keeper.kept(model, next);
     tracing::debug!(target: "tinderbox::durability", moment = "snapshot", run = %model, next, "state kept");

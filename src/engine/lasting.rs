@@ -3,6 +3,7 @@
 use crate::command::Outcome;
 use crate::engine::keep;
 use crate::engine::run::Engine;
+use crate::error::Result;
 use crate::ids::ModelId;
 
 impl Engine {
@@ -10,6 +11,10 @@ impl Engine {
     pub(super) fn keep_due(&mut self, idle: bool) {
         if let Some(model) = self.keeping.due(idle) {
             self.keep(&model);
+        }
+        // Nobody may want them any more: their session ended while they were written.
+        for origin in self.keeping.take_saved() {
+            self.models.remove_unless_wanted(&origin);
         }
     }
 
@@ -23,6 +28,10 @@ impl Engine {
     /// Runs go back to their last state on disk.
     pub(super) fn roll_back(&mut self) {
         for (model, reply) in std::mem::take(&mut self.inbox.rollbacks) {
+            if let Some(asleep) = self.inbox.asleep.get(&model) {
+                reply(Ok(Outcome::RolledBack { next: asleep.next }));
+                continue;
+            }
             let (state, _) = keep::newest(self.keeping.dir(), &model);
             // What was created from a checkpoint has a state from then on.
             let to = state.as_ref().map_or(1, |(next, _)| *next);
@@ -32,7 +41,7 @@ impl Engine {
             }
             self.keeping.keeper().marked(&model, None);
             let Some(next) = self.inbox.scheduler.next_of(&model) else { continue };
-            let then = Box::new(move || reply(Ok(Outcome::RolledBack { next: to })));
+            let then = Box::new(move |_: &Result<()>| reply(Ok(Outcome::RolledBack { next: to })));
             self.keeping.begin(&model, &self.models, (next, next), Some(then));
         }
     }
@@ -53,7 +62,7 @@ impl Engine {
     /// The files of runs that have ended go.
     pub(super) fn end_unloaded(&mut self) {
         for model in std::mem::take(&mut self.inbox.unloaded) {
-            self.keeping.end(&model);
+            self.keeping.end(&model, &self.models);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The engine: one thread that owns every tensor. It never awaits, and sees neither HTTP nor SQL.
 
+mod asleep;
 mod barrier;
 mod decode;
 pub mod handle;
@@ -8,7 +9,7 @@ mod job;
 pub mod keep;
 mod lasting;
 pub mod load;
-mod memory;
+pub mod memory;
 pub mod meter;
 mod models;
 mod prefill;

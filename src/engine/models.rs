@@ -315,6 +315,11 @@ impl Models {
         Ok(())
     }
 
+    /// Removes the files of a snapshot that no sampler reads.
+    pub fn remove_unless_wanted(&self, origin: &Origin) {
+        self.sources.remove_unless_wanted(origin);
+    }
+
     /// The snapshots of a run that are in memory alone, and where their files go.
     pub fn unsaved_snapshots(&self, model: &ModelId) -> (Vec<(Origin, Arc<Source>)>, Files) {
         (self.sources.unsaved(model), self.sources.files().clone())

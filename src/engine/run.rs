@@ -81,6 +81,9 @@ impl Engine {
             writers_busy: false,
             unloaded: Vec::new(),
             rollbacks: Vec::new(),
+            sleepy: Vec::new(),
+            drowsy: HashMap::new(),
+            asleep: HashMap::new(),
             expected: HashMap::new(),
         };
         let last_gap_check = Instant::now();
@@ -138,6 +141,7 @@ impl Engine {
         self.close_gaps();
         self.end_unloaded();
         self.roll_back();
+        self.put_to_sleep();
         self.keep_due(false);
         self.serve_next();
         if idle { Turn::Idle } else { Turn::Worked }

@@ -73,7 +73,11 @@ impl Files {
         let note = serde_json::to_vec(origin).map_err(|e| Error::server(e.to_string()))?;
         fs::create_dir_all(&self.0)?;
         fs::write(self.note(origin), note)?;
-        checkpoint::save(&self.dir(origin), image, base_dir, &[]).map(|_| ())
+        match checkpoint::save(&self.dir(origin), image, base_dir, &[]) {
+            // Another writer was quicker.
+            Err(_) if self.has(origin) => Ok(()),
+            done => done.map(|_| ()),
+        }
     }
 
     /// Best effort: what stays costs disk until the next start.

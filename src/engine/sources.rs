@@ -189,6 +189,12 @@ impl Sources {
         unsaved.filter(|(origin, _)| !self.files.has(origin)).collect()
     }
 
+    pub fn remove_unless_wanted(&self, origin: &Origin) {
+        if !self.all().any(|(_, s)| s.origin == *origin) {
+            self.files.remove(origin);
+        }
+    }
+
     pub fn files(&self) -> &Files {
         &self.files
     }

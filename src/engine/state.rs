@@ -91,7 +91,7 @@ impl Image {
         if !self.is_finite() {
             return Err(Error::server("weights that are no numbers are not kept"));
         }
-        let target = dir.join(format!("{:010}.{EXTENSION}", self.header.next));
+        let target = path(dir, self.header.next);
         let staged = Staged { temporary: target.with_extension("tmp"), target, next: self.header.next };
         let failed = |e: std::io::Error| Error::server(format!("cannot write {}: {e}", staged.temporary.display()));
         let header = serde_json::to_vec(&self.header).map_err(|e| Error::server(e.to_string()))?;
@@ -145,6 +145,11 @@ impl Drop for Staged {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.temporary);
     }
+}
+
+/// Where the state before number `next` lies in a run's directory.
+pub fn path(dir: &Path, next: u64) -> PathBuf {
+    dir.join(format!("{next:010}.{EXTENSION}"))
 }
 
 /// The state files of a run's directory with the numbers that come next, the newest first.

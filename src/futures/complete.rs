@@ -10,6 +10,7 @@ use crate::engine::meter::{Consumer, Spent};
 use crate::error::{Error, Result};
 use crate::ids::{CheckpointPath, ModelId, RequestId};
 use crate::store::checkpoints::CheckpointRow;
+use crate::store::patience::Patience;
 use crate::store::runs::RunRow;
 use crate::store::samplers::SamplerRow;
 use crate::store::usage::Counters;
@@ -112,7 +113,10 @@ impl Guard {
             (completion, Ok(outcome)) if completion.needs_store() => {
                 let runtime = self.futures.runtime.clone();
                 runtime.spawn(async move {
-                    let result = completion.record(outcome, &self.futures).await;
+                    let result = completion.record(&outcome, &self.futures).await;
+                    if result.is_err() {
+                        completion.give_up().await;
+                    }
                     self.settle(result);
                 });
             }
@@ -172,44 +176,59 @@ impl Completion {
         }
     }
 
-    pub(super) async fn record(self, outcome: Outcome, futures: &Futures) -> Result<Answer> {
+    /// Writes what is to be listed. A database that is gone for a while is waited for, and what was written before the
+    /// process was killed is not written again.
+    pub(super) async fn record(&self, outcome: &Outcome, futures: &Futures) -> Result<Answer> {
+        let mut patience = Patience::default();
+        loop {
+            match self.record_once(outcome, futures).await {
+                Err(e) if patience.lasts(&e).await => {}
+                done => return done,
+            }
+        }
+    }
+
+    async fn record_once(&self, outcome: &Outcome, futures: &Futures) -> Result<Answer> {
         let store = &futures.store;
         match (self, outcome) {
             (Self::Create { row, path }, Outcome::Created) => {
-                // It may have been listed before the process was killed.
                 if store.run(&row.id).await?.is_none_or(|listed| listed.session != row.session) {
-                    store.insert_run(&row).await?;
+                    store.insert_run(row).await?;
                 }
                 let from = path.as_ref().map(CheckpointPath::to_string);
                 let what = json!({ "model_id": row.id.0, "base_model": row.base_model, "from": from });
                 store.note(Some(&row.owner), "run_created", what);
-                let model = row.id;
-                Ok(match path {
+                let model = row.id.clone();
+                Ok(match path.clone() {
                     Some(path) => Answer::Loaded { model, path },
                     None => Answer::Created { model },
                 })
             }
-            (Self::Save { mut row, ttl, overwrite }, Outcome::Saved { size_bytes }) => {
-                row.size_bytes = size_bytes;
-                row.created_at = Utc::now();
-                row.expires_at = ttl.map(|ttl| row.created_at + ttl);
+            (Self::Save { row, ttl, overwrite }, Outcome::Saved { size_bytes }) => {
+                let created_at = Utc::now();
+                let expires_at = ttl.map(|ttl| created_at + ttl);
+                let row = CheckpointRow { size_bytes: *size_bytes, created_at, expires_at, ..row.clone() };
                 let path = row.path.clone();
                 let _one_at_a_time = futures.naming.lock().await;
-                if let Err(e) = list(futures, &row, overwrite).await {
-                    remove(&row.dir).await;
-                    return Err(e);
-                }
+                list(futures, &row, *overwrite).await?;
                 let what = json!({ "tinker_path": path.to_string(), "model_id": path.run.0, "size_bytes": size_bytes });
                 store.note(Some(&row.owner), "checkpoint_saved", what);
-                Ok(Answer::Saved { path, size_bytes })
+                Ok(Answer::Saved { path, size_bytes: *size_bytes })
             }
             (Self::Snapshot(row), Outcome::Saved { .. }) => {
                 if store.sampler(&row.id).await?.is_none_or(|listed| listed.source != row.source) {
-                    store.insert_sampler(&row).await?;
+                    store.insert_sampler(row).await?;
                 }
-                Ok(Answer::Snapshot { sampler: row.id })
+                Ok(Answer::Snapshot { sampler: row.id.clone() })
             }
-            (_, outcome) => Err(mismatch(&outcome)),
+            (_, outcome) => Err(mismatch(outcome)),
+        }
+    }
+
+    /// The directory of a checkpoint that could not be listed goes.
+    async fn give_up(&self) {
+        if let Self::Save { row, .. } = self {
+            remove(&row.dir).await;
         }
     }
 }

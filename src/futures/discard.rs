@@ -28,6 +28,12 @@ pub(super) async fn remove(dir: &Path) {
         Ok(()) => tokio::fs::remove_dir_all(&leaving).await,
         Err(e) => Err(e),
     };
+    // Its kind's and its run's directories too, when they are empty.
+    for parent in dir.ancestors().skip(1).take(2) {
+        if tokio::fs::remove_dir(parent).await.is_err() {
+            break;
+        }
+    }
     if let Err(e) = removed
         && e.kind() != std::io::ErrorKind::NotFound
     {

@@ -92,13 +92,16 @@ enum Written<'a> {
     },
 }
 
+/// A run, and why it is marked or that it is not any more.
+pub type Mark = (ModelId, Option<Fault>);
+
 /// Clones share one.
 #[derive(Clone)]
 pub struct Ledger {
     log: Log,
     index: Arc<Mutex<Index>>,
     /// Marks of runs that are yet to be written into their rows.
-    marks: Arc<Mutex<Vec<(ModelId, Option<Fault>)>>>,
+    marks: Arc<Mutex<Vec<Mark>>>,
 }
 
 /// Which records are still needed, and for what.
@@ -263,7 +266,7 @@ impl Ledger {
     }
 
     /// The marks of runs since the last call, oldest first.
-    pub fn take_marks(&self) -> Vec<(ModelId, Option<Fault>)> {
+    pub fn take_marks(&self) -> Vec<Mark> {
         std::mem::take(&mut *self.marks.lock().expect("no code panics while it holds the marks"))
     }
 
@@ -315,6 +318,10 @@ impl Ledger {
 impl Keeper for Ledger {
     fn settled(&self, model: &ModelId, next: u64) -> bool {
         self.lock().runs.get(model).is_none_or(|run| run.open.range(..next).next().is_none())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.log.sync_now()
     }
 
     fn kept(&self, model: &ModelId, next: u64) {

@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::Utc;
 
 use crate::accounts::runs::LiveRun;
 use crate::command::{Command, Fault, Outcome, RunCommand, Save};
-use crate::engine::handle::Keeper;
+use crate::engine::handle::{Asleep, Keeper};
 use crate::engine::keep;
 use crate::error::{Error, Result};
 use crate::ids::{ModelId, OwnerId, SamplerId, SessionId};
@@ -19,11 +20,12 @@ use super::complete::{Completion, Guard};
 use super::issue::Key;
 use super::journal::{kind, known_kind};
 use super::ledger::{Accepted, Answered};
+use super::leftovers::{remove_others, set_aside};
 use super::restored::{Restored, RestoredRun};
 use super::state::Answer;
 
-/// What the name of a damaged run's directory ends with.
-const DAMAGED: &str = "damaged";
+/// A session that was heard later is likely to go on: its runs are read at once.
+const SILENCE: Duration = Duration::from_secs(120);
 
 impl Futures {
     /// Takes up what an earlier process left. → the runs whose creation is under way, which have no row yet.
@@ -60,6 +62,11 @@ impl Futures {
         remove_others(runs_dir, &kept);
         self.engine.expect(alive.iter().flat_map(Ready::snapshots).collect());
         for ready in alive {
+            if let Some(asleep) = self.may_sleep(&ready).await? {
+                self.begin_run(&ready.model, &ready.row);
+                self.engine.leave_asleep(asleep);
+                continue;
+            }
             begun.extend(ready.unlisted());
             self.go_on(ready, &replay).await;
         }
@@ -113,7 +120,7 @@ impl Futures {
             return true;
         }
         tracing::warn!(run = %model, base, "its base model is not served; it waits for a start that does");
-        let why = format!("base model {base:?} of run {model} is not served here any more");
+        let why = format!("base model {base} of run {model} is no longer served here; start with --model {base}=DIR");
         ready.run.open().for_each(|accepted| self.settle_in_memory(accepted, Error::user(why.clone())));
         false
     }
@@ -121,9 +128,7 @@ impl Futures {
     /// Gives the engine a run's state and everything that was asked since.
     async fn go_on(&self, ready: Ready, replay: &Arc<Replay>) {
         let Ready { model, row, mut run, state } = ready;
-        let live =
-            LiveRun { owner: row.owner.clone(), session: row.session.clone(), base_model: row.base_model.clone() };
-        let _ = self.runs.begin(&model, live, None);
+        self.begin_run(&model, &row);
         let next = state.as_ref().map_or(0, |(next, _)| *next);
         let (first, last) = (if state.is_some() { next } else { 0 }, run.last());
         let again = (next..=last).filter(|seq| run.answered.contains_key(seq)).count();
@@ -157,6 +162,26 @@ impl Futures {
                 self.engine.skip(model.clone(), seq);
             }
         }
+    }
+
+    fn begin_run(&self, model: &ModelId, row: &RunRow) {
+        let live =
+            LiveRun { owner: row.owner.clone(), session: row.session.clone(), base_model: row.base_model.clone() };
+        let _ = self.runs.begin(model, live, None);
+    }
+
+    /// A run of a silent session of which nothing is to be done stays out of memory.
+    async fn may_sleep(&self, ready: &Ready) -> Result<Option<Asleep>> {
+        let Some((next, state)) =
+            ready.state.clone().filter(|(next, _)| ready.run.last() < *next && ready.run.open().next().is_none())
+        else {
+            return Ok(None);
+        };
+        let session = self.store.session(&ready.row.session).await?;
+        let silence = session.and_then(|s| (Utc::now() - s.last_heartbeat_at).to_std().ok());
+        let RunRow { owner, base_model: base, kind, .. } = ready.row.clone();
+        let asleep = Asleep { model: ready.model.clone(), owner, base, kind, next, state };
+        Ok(silence.is_some_and(|s| s >= SILENCE).then_some(asleep))
     }
 
     /// Does something again whose answer is known.
@@ -195,7 +220,7 @@ impl Futures {
         let Accepted { id, owner, key, meaning, completion, .. } = accepted;
         self.lock().insert(id.clone(), owner, (kind(&completion), key), meaning);
         let result = match completion {
-            Completion::Create { .. } => completion.record(outcome, self).await,
+            Completion::Create { .. } => completion.record(&outcome, self).await,
             completion => completion.answer(outcome),
         };
         self.settle(&id, result);
@@ -350,26 +375,5 @@ fn sampled_by(accepted: &Accepted) -> SessionId {
     match &accepted.command {
         Command::Sample { origin, .. } => origin.session.clone(),
         Command::Run { model, .. } => session_of(&model.0),
-    }
-}
-
-/// A damaged run's files stay, for whoever wants to look into them.
-fn set_aside(dir: &Path) {
-    let aside = dir.with_extension(DAMAGED);
-    if dir.exists() && std::fs::rename(dir, &aside).is_ok() {
-        tracing::error!(dir = %aside.display(), "its files are left here; delete them when they are of no use");
-    }
-}
-
-/// Removes the directories of runs that do not go on.
-fn remove_others(runs_dir: &Path, kept: &HashSet<String>) {
-    for entry in std::fs::read_dir(runs_dir).into_iter().flatten().flatten() {
-        let aside = entry.path().extension().is_some_and(|e| e == DAMAGED);
-        if aside || entry.file_name().to_str().is_some_and(|name| kept.contains(name)) {
-            continue;
-        }
-        if let Err(e) = std::fs::remove_dir_all(entry.path()) {
-            tracing::warn!(dir = %entry.path().display(), error = %e, "files of a run that ended stay");
-        }
     }
 }

@@ -85,6 +85,11 @@ impl Scheduler {
         self.runs.remove(model).map(|r| r.queue.into_numbers()).unwrap_or_default()
     }
 
+    /// Gives up what waits of a run; gives its numbers.
+    pub fn cancel(&mut self, model: &ModelId) -> Vec<u64> {
+        self.runs.get_mut(model).map(|r| r.queue.cancel()).unwrap_or_default()
+    }
+
     pub fn is_open(&self, model: &ModelId) -> bool {
         self.runs.contains_key(model)
     }

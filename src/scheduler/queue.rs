@@ -119,6 +119,18 @@ impl RunQueue {
         }
     }
 
+    /// Gives up what waits; goes on behind it.
+    pub fn cancel(&mut self) -> Vec<u64> {
+        let waiting: Vec<u64> = std::mem::take(&mut self.waiting).into_keys().collect();
+        if let Some(last) = waiting.last() {
+            self.next = last + 1;
+            self.taken = 0;
+            self.skipped = self.skipped.split_off(&self.next);
+            self.pass_skipped();
+        }
+        waiting
+    }
+
     pub fn into_numbers(self) -> Vec<u64> {
         self.waiting.into_keys().collect()
     }

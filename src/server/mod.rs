@@ -1,6 +1,7 @@
 //! The server: store, promises and routes around an engine, until it is told to stop.
 
 mod connections;
+pub mod data_dir;
 pub mod lock;
 pub mod private;
 mod sweep;
@@ -9,6 +10,7 @@ mod upkeep;
 
 use std::future::Future;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use chrono::Utc;
@@ -53,9 +55,18 @@ pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
 /// Opens the database. Beyond this machine a server needs a key, from a flag or in there.
 pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
     let store = Store::open(&config.store.url).await?;
+    let moved = store.follow_move(&checkpoints_dir(config)).await?;
+    if moved > 0 {
+        tracing::info!(checkpoints = moved, "the data directory was moved; its rows follow");
+    }
     let keys = !config.auth.keys.is_empty() || !store.keys().await?.is_empty();
     config.bind.refuse_open_network(keys)?;
     Ok(store)
+}
+
+/// As [`App::checkpoints_dir`], before there is one.
+fn checkpoints_dir(config: &Config) -> PathBuf {
+    config.store.data_dir.join("checkpoints")
 }
 
 /// Opens the journal of requests, and reads what an earlier process left there.
@@ -64,7 +75,9 @@ pub fn open_ledger(config: &Config) -> anyhow::Result<(Ledger, Restored)> {
         Durability::Grouped => Sync::Within(GROUP),
         Durability::Strict => Sync::AtOnce,
     };
-    Ok(Ledger::open(&config.store.data_dir.join("journal"), sync)?)
+    let (ledger, mut restored) = Ledger::open(&config.store.data_dir.join("journal"), sync)?;
+    restored.follow_move(&checkpoints_dir(config));
+    Ok((ledger, restored))
 }
 
 /// Removes the weights of ephemeral samplers whose session has ended. To be called before the engine looks for them.

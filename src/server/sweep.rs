@@ -11,6 +11,7 @@ use crate::engine::snapshots::Files;
 use crate::error::Result;
 use crate::ids::ModelId;
 use crate::store::Store;
+use crate::store::moved::last_three;
 
 use super::upkeep;
 
@@ -26,6 +27,13 @@ const TELEMETRY_BYTES: u64 = 64 << 20;
 /// How long the key of a copy is remembered; clients repeat one for minutes.
 const COPIES: TimeDelta = TimeDelta::days(1);
 
+/// How long it is remembered that a checkpoint was deleted; clients repeat a deletion for minutes.
+const DELETED: TimeDelta = TimeDelta::hours(1);
+
+/// How long sessions are listed after their end when nothing is left of them; and how many rows go in a round.
+const ENDED: TimeDelta = TimeDelta::days(30);
+const ENDED_BATCH: u64 = 10_000;
+
 /// How long it is known what each account took in each hour.
 const USAGE: TimeDelta = TimeDelta::days(90);
 
@@ -37,6 +45,9 @@ pub async fn forever(app: App) {
     for round in 0u32.. {
         tokio::time::sleep(INTERVAL).await;
         app.futures().forget_expired();
+        if let Err(e) = app.quiet_silent_sessions(INTERVAL * 2).await {
+            tracing::warn!(error = %e, "silent sessions not looked at");
+        }
         if let Err(e) = app.end_silent_sessions().await {
             tracing::warn!(error = %e, "silent sessions not ended");
         }
@@ -56,8 +67,14 @@ pub async fn forever(app: App) {
         {
             tracing::warn!(error = %e, "old audit events not removed");
         }
+        if let Err(e) = app.store().purge_ended_sessions(Utc::now() - ENDED, ENDED_BATCH).await {
+            tracing::warn!(error = %e, "rows of old sessions not removed");
+        }
         if let Err(e) = app.store().purge_copies(Utc::now() - COPIES).await {
             tracing::warn!(error = %e, "keys of old copies not removed");
+        }
+        if let Err(e) = app.store().purge_deleted(Utc::now() - DELETED).await {
+            tracing::warn!(error = %e, "deletions not forgotten");
         }
         app.uploads().forget_expired();
         app.exports().forget_old();
@@ -129,11 +146,6 @@ pub async fn orphans(checkpoints: &Path, store: &Store) -> Result<()> {
 fn dirs_in(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
-}
-
-fn last_three(dir: &Path) -> PathBuf {
-    let parts: Vec<_> = dir.components().collect();
-    parts[parts.len().saturating_sub(3)..].iter().collect()
 }
 
 #[cfg(test)]

@@ -1,16 +1,22 @@
 //! All SQL of the server: one set of queries for SQLite and Postgres, a file per table.
 
 pub mod audit;
+pub mod backup;
 pub mod checkpoint_lists;
 pub mod checkpoints;
 mod columns;
 pub mod copies;
 pub mod custom_losses;
+mod deleted;
 mod grouped;
+pub mod health;
 pub mod held;
 mod in_use;
 pub mod keys;
+pub mod moved;
+mod old;
 mod open;
+pub mod patience;
 pub mod runs;
 pub mod samplers;
 pub mod sessions;
@@ -77,7 +83,7 @@ impl Store {
 
 impl From<sqlx::Error> for Error {
     fn from(e: sqlx::Error) -> Self {
-        Self::server(format!("database: {e}"))
+        Self::server(format!("{}{e}", patience::DATABASE))
     }
 }
 

@@ -144,6 +144,24 @@ impl Store {
         found(done.rows_affected(), format_args!("session {id}"))
     }
 
+    /// Open sessions whose last heartbeat lies between these times, oldest first.
+    pub async fn silent_between(
+        &self,
+        (from, to): (DateTime<Utc>, DateTime<Utc>),
+        limit: u64,
+    ) -> Result<Vec<SessionRow>> {
+        let rows = sqlx::query(
+            "SELECT * FROM sessions WHERE finished_at IS NULL AND last_heartbeat_at >= $1 AND last_heartbeat_at < $2 \
+             ORDER BY last_heartbeat_at LIMIT $3",
+        )
+        .bind(micros(from))
+        .bind(micros(to))
+        .bind(int(limit))
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter().map(read).collect()
+    }
+
     /// Up to `limit` open sessions whose last heartbeat came before `time`, the most silent first.
     pub async fn silent_sessions(&self, time: DateTime<Utc>, limit: u64) -> Result<Vec<SessionRow>> {
         let rows = sqlx::query(

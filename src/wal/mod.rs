@@ -5,20 +5,21 @@
 //! file goes. Only ever the oldest: so a record never outlives on disk one that was written after it and says that it is over.
 
 mod frame;
+mod segment;
 mod upkeep;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::error::{Error, Result};
 use frame::Scan;
+use segment::{at, create, segment_numbers, segment_path};
 
 /// A segment that has reached this many bytes is followed by a new one.
 const SEGMENT: u64 = 32 << 20;
@@ -55,7 +56,8 @@ struct Shared {
     /// Records that were synced so far, counted as they were appended.
     synced: watch::Sender<u64>,
     wake: std::sync::Condvar,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Held while files are synced.
+    syncing: Mutex<()>,
 }
 
 struct State {
@@ -73,7 +75,6 @@ struct State {
     dirty: bool,
     /// After a failed sync nothing that was written is certain: no record is taken any more.
     broken: Option<String>,
-    stop: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -119,7 +120,13 @@ impl Log {
                         places.insert(id, place);
                         each(id, bytes[payload].to_vec());
                     }
-                    Scan::Torn { bytes } if last => damage.torn = bytes as u64,
+                    Scan::Torn { bytes: torn } if last => {
+                        damage.torn = torn as u64;
+                        segment.bytes -= torn as u64;
+                        // Once and for all: at the next start it is not the last one.
+                        let file = OpenOptions::new().write(true).open(&path).map_err(|e| at(&path, &e))?;
+                        file.set_len(segment.bytes).and_then(|()| file.sync_all()).map_err(|e| at(&path, &e))?;
+                    }
                     Scan::Torn { bytes: n } => {
                         damage.unreadable.push(format!("{}: the last {n} bytes", path.display()));
                     }
@@ -145,7 +152,6 @@ impl Log {
             unsynced: Vec::new(),
             dirty: false,
             broken: None,
-            stop: false,
         };
         let shared = Shared {
             dir: dir.into(),
@@ -153,7 +159,7 @@ impl Log {
             state: Mutex::new(state),
             synced: watch::channel(0).0,
             wake: std::sync::Condvar::new(),
-            thread: Mutex::default(),
+            syncing: Mutex::default(),
         };
         let log = Self(Arc::new(shared));
         upkeep::start(&log)?;
@@ -197,6 +203,18 @@ impl Log {
         match (&self.lock().broken, reached) {
             (Some(why), _) => Err(Error::server(why.clone())),
             _ => Ok(()),
+        }
+    }
+
+    /// Syncs what was appended so far; for threads that may wait.
+    ///
+    /// # Errors
+    /// As of [`Self::synced`].
+    pub fn sync_now(&self) -> Result<()> {
+        upkeep::sync(self);
+        match &self.lock().broken {
+            Some(why) => Err(Error::server(why.clone())),
+            None => Ok(()),
         }
     }
 
@@ -255,43 +273,6 @@ impl Log {
     }
 }
 
-fn read_at(dir: &Path, place: Place) -> Result<Vec<u8>> {
-    let path = segment_path(dir, place.segment);
-    let mut payload = vec![0; place.len as usize];
-    let read = File::open(&path).and_then(|mut file| {
-        file.seek(SeekFrom::Start(place.offset))?;
-        file.read_exact(&mut payload)
-    });
-    read.map_err(|e| at(&path, &e))?;
-    Ok(payload)
-}
-
-fn create(dir: &Path, number: u64) -> Result<File> {
-    let path = segment_path(dir, number);
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(&path).map_err(|e| at(&path, &e))
-}
-
-fn segment_path(dir: &Path, number: u64) -> PathBuf {
-    dir.join(format!("{number:010}.log"))
-}
-
-fn segment_numbers(dir: &Path) -> Result<Vec<u64>> {
-    let mut numbers = Vec::new();
-    for entry in fs::read_dir(dir).map_err(|e| at(dir, &e))? {
-        let name = entry.map_err(|e| at(dir, &e))?.file_name();
-        numbers.extend(name.to_str().and_then(|n| n.strip_suffix(".log")).and_then(|n| n.parse::<u64>().ok()));
-    }
-    Ok(numbers)
-}
-
-fn at(path: &Path, e: &std::io::Error) -> Error {
-    Error::server(format!("journal {}: {e}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,8 +319,8 @@ mod tests {
         fs::write(&path, &bytes).unwrap();
         let (_, found, damage) = open(dir.path());
         assert_eq!(found.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 3]);
-        // The newest segment is the one that was just opened: the torn one is not the last any more.
         assert!(damage.torn > 0 && damage.unreadable.is_empty(), "{damage:?}");
+        assert_eq!(open(dir.path()).2, Damage::default(), "it is told once");
         bytes[150] ^= 1;
         fs::write(&path, &bytes).unwrap();
         let (_, found, damage) = open(dir.path());

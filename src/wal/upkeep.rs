@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Log, Place, RecordId, Shared, Sync, read_at, segment_path};
+use super::segment::{read_at, segment_path};
+use super::{Log, Place, RecordId, Shared, Sync};
 use crate::error::{Error, Result};
 
 /// Bytes of released records that may lie about, beside as many as there are of others.
@@ -18,17 +19,13 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) fn start(log: &Log) -> Result<()> {
     let shared = Arc::downgrade(&log.0);
     let thread = std::thread::Builder::new().name("journal".into()).spawn(move || run(&shared));
-    let thread = thread.map_err(|e| Error::server(format!("the journal's thread does not start: {e}")))?;
-    *log.0.thread.lock().expect("nobody else has it yet") = Some(thread);
-    Ok(())
+    thread.map(|_| ()).map_err(|e| Error::server(format!("the journal's thread does not start: {e}")))
 }
 
 fn run(shared: &Weak<Shared>) {
     let mut looked = Instant::now();
     while let Some(log) = shared.upgrade().map(Log) {
-        if !wait(&log) {
-            return;
-        }
+        wait(&log);
         sync(&log);
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
@@ -40,30 +37,19 @@ fn run(shared: &Weak<Shared>) {
     }
 }
 
-/// Until there is something to sync, but not for ever. False when the log is closed.
-fn wait(log: &Log) -> bool {
+/// Until there is something to sync, but not for ever.
+fn wait(log: &Log) {
     let state = log.lock();
-    if state.stop {
-        return false;
-    }
-    if !state.dirty {
-        let idle = |s: &mut super::State| !s.dirty && !s.stop;
-        let (state, _) = log.0.wake.wait_timeout_while(state, LOOK / 2, idle).expect("no code panics with the log");
-        if state.stop && !state.dirty {
-            return false;
-        }
-    } else {
-        drop(state);
-    }
-    if let Sync::Within(time) = log.0.sync
-        && log.lock().dirty
-    {
+    let waited = log.0.wake.wait_timeout_while(state, LOOK / 2, |s| !s.dirty);
+    let dirty = waited.expect("no code panics while it holds the log").0.dirty;
+    if let (Sync::Within(time), true) = (log.0.sync, dirty) {
         std::thread::sleep(time);
     }
-    true
 }
 
-fn sync(log: &Log) {
+pub(super) fn sync(log: &Log) {
+    // One at a time: whoever comes second finds nothing to do only when the first is through.
+    let _turn = log.0.syncing.lock().expect("no code panics while it syncs");
     let mut state = log.lock();
     if !state.dirty {
         return;

@@ -66,19 +66,23 @@ pub fn operations() -> Vec<Operation> {
             .segment("run_id", "The run's id.", RUN)
             .query::<ScopeQuery>()
             .gives::<TrainingRun>("The run and its last checkpoints.", run),
-        post("/api/v1/training_runs/{run_id}/rollback", "roll_back_training_run")
-            .says(
-                "Take a run back to its last good state",
-                "Not in the Tinker protocol; `tinderbox rollback RUN`. For a run whose weights have diverged: they and the \
-                 optimiser become those of the run's last state on disk, which the server writes every few seconds of \
-                 work, and pending gradients are dropped. Numbers go on where they are.",
-            )
-            .segment("run_id", "The run's id.", RUN)
-            .gives::<RollbackResponse>(
-                "Which requests its state still holds.",
-                json!({ "training_run_id": RUN, "before_seq_id": 1 }),
-            )
-            .within_quota()
-            .may_miss(),
+        roll_back(),
     ]
+}
+
+fn roll_back() -> Operation {
+    post("/api/v1/training_runs/{run_id}/rollback", "roll_back_training_run")
+        .says(
+            "Take a run back to its last good state",
+            "Not in the Tinker protocol; `tinderbox rollback RUN`. For a run whose weights have diverged: they and the \
+             optimiser become those of the run's last state on disk, which the server writes every few seconds of \
+             work, and pending gradients are dropped. Numbers go on where they are.",
+        )
+        .segment("run_id", "The run's id.", RUN)
+        .gives::<RollbackResponse>(
+            "Which requests its state still holds.",
+            json!({ "training_run_id": RUN, "before_seq_id": 1 }),
+        )
+        .within_quota()
+        .may_miss()
 }
