@@ -38,7 +38,7 @@ pub fn serve(args: ServeArgs) -> anyhow::Result<()> {
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // First, since it makes the data directory as it has to be.
-    let _lock = server::lock::hold(&config.store.data_dir)?;
+    let _lock = server::data_dir::open(&config.store.data_dir)?;
     // Before anything may make the database.
     let users_mask = server::private::keep_files_private();
     // Database and port before the models are loaded: one that cannot be had is found out at once.

@@ -38,7 +38,7 @@ impl App {
         let row = row.ok_or_else(|| no_run(id))?;
         self.trainable(id).await?;
         self.open_session(owner, &row.session).await?;
-        let model = self.model(&row.base_model)?.clone();
+        let model = self.model_of(&row.base_model, format_args!("run {id}"))?.clone();
         self.known().touch(self.store(), id);
         Ok(Run { row, model })
     }
@@ -105,6 +105,16 @@ impl App {
         })
     }
 
+    /// The base model that `whose`, a run, checkpoint or sampler, was made over; servers may come back with other models.
+    pub fn model_of(&self, name: &str, whose: impl std::fmt::Display) -> Result<&ModelInfo> {
+        self.engine().model(name).ok_or_else(|| {
+            let served = self.served();
+            Error::user(format!(
+                "base model {name} of {whose} is no longer served here; start with --model {name}=DIR; served are: {served}"
+            ))
+        })
+    }
+
     /// The names of all base models, for messages.
     pub fn served(&self) -> String {
         let served: Vec<&str> = self.engine().models().iter().map(|m| m.name.as_str()).collect();
@@ -137,7 +147,7 @@ pub fn no_checkpoint(path: &CheckpointPath) -> Error {
 mod tests {
     use super::*;
     use crate::api::testing;
-    use crate::store::testing::{checkpoint, key};
+    use crate::store::testing::{checkpoint, key, run};
 
     #[tokio::test]
     async fn a_checkpoint_is_read_by_its_owner_and_with_its_owners_key() {
@@ -158,5 +168,21 @@ mod tests {
         assert_eq!(read(&bob, Some(&token), path).await, Ok(ann.clone()));
         assert_eq!(read(&bob, Some("tml-wrong"), path).await, Err(Category::User));
         assert_eq!(read(&bob, Some("tml-ann"), "tinker://s:train:0/weights/b").await, Err(Category::NotFound));
+    }
+
+    #[tokio::test]
+    async fn a_run_whose_base_model_is_gone_says_how_to_get_it_back() {
+        let (app, _engine) = testing::app().await;
+        let session = testing::session(&app, Utc::now()).await;
+        let id = session.id.model(0);
+        let row = RunRow { base_model: "org/gone".into(), ..run(&id.0, &testing::owner().0) };
+        app.store().insert_run(&row).await.unwrap();
+        let message = app.run(&testing::owner(), &id).await.err().unwrap().message;
+        let wanted = format!(
+            "base model org/gone of run {id} is no longer served here; start with --model org/gone=DIR; served are: tiny"
+        );
+        assert_eq!(message, wanted);
+        let other = app.run(&OwnerId("other".into()), &id).await.err().unwrap();
+        assert_eq!(other.category, Category::NotFound, "nobody else hears of it");
     }
 }

@@ -79,12 +79,8 @@ async fn create_from(
 
 /// The checkpoint's base model, or another served name of the same directory.
 fn base_for(app: &App, checkpoint: &CheckpointRow, wanted: Option<&str>) -> Result<String> {
-    let own = app.model(&checkpoint.base_model);
-    let Some(wanted) = wanted else {
-        return own
-            .map(|m| m.name.clone())
-            .map_err(|e| e.context(format_args!("{} needs its base model", checkpoint.path)));
-    };
+    let own = app.model_of(&checkpoint.base_model, &checkpoint.path);
+    let Some(wanted) = wanted else { return own.map(|m| m.name.clone()) };
     let (wanted, _) = base_name(wanted);
     let model = app.model(wanted)?;
     let same = model.name == checkpoint.base_model || own.is_ok_and(|m| m.dir == model.dir);

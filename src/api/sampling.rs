@@ -75,8 +75,7 @@ impl Wanted {
             Self::Base(name) => Ok((name.clone(), SamplerSource::Base)),
             Self::Checkpoint(path) => {
                 let row = app.readable(owner, path).await?;
-                let base =
-                    app.model(&row.base_model).map_err(|e| e.context(format_args!("{path} needs its base model")))?;
+                let base = app.model_of(&row.base_model, path)?;
                 Ok((base.name.clone(), SamplerSource::Checkpoint { path: path.clone(), dir: row.dir }))
             }
         }
@@ -140,7 +139,7 @@ pub async fn asample(
     }
     let num_samples = r.num_samples;
     let (source, path) = weights(&app, &owner, &row).await?;
-    let model = app.model(&row.base_model)?;
+    let model = app.model_of(&row.base_model, format_args!("sampler {id}"))?;
     let checked = validate::sampling::sample(r, source, model, app.limits().max_num_samples, app.seed(&key))?;
     let promise = RequestId::random();
     let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };

@@ -81,6 +81,7 @@ async fn wire_run(app: &App, row: RunRow, reader: &OwnerId) -> Result<TrainingRu
     let foreign = row.owner != *reader;
     let last = app.store().last_checkpoint(&row.id, CheckpointKind::Training, foreign).await?;
     let last_sampler = app.store().last_checkpoint(&row.id, CheckpointKind::Sampler, foreign).await?;
+    let unavailable = app.model_of(&row.base_model, format_args!("run {}", row.id)).err().map(|e| e.message);
     Ok(TrainingRun {
         training_run_id: row.id.0,
         base_model: wire_name(&row.base_model, row.kind),
@@ -89,9 +90,44 @@ async fn wire_run(app: &App, row: RunRow, reader: &OwnerId) -> Result<TrainingRu
         corrupted: row.corrupted,
         fault: row.fault.filter(|_| !foreign).map(wire_fault),
         lora_rank: lora_rank(row.kind),
+        unavailable,
         last_request_time: row.last_request_at,
         last_checkpoint: last.map(wire_row),
         last_sampler_checkpoint: last_sampler.map(wire_row),
         user_metadata: (!foreign).then_some(row.user_metadata),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::testing::{self, owner};
+    use crate::store::testing::run;
+
+    #[tokio::test]
+    async fn a_run_whose_base_model_is_not_served_is_listed_and_says_so() {
+        let (app, _engine) = testing::app().await;
+        let session = testing::session(&app, chrono::Utc::now()).await.id;
+        let rows = [(0, "tiny"), (1, "gone")].map(|(n, base)| RunRow {
+            base_model: base.into(),
+            ..run(&session.model(n).0, &owner().0)
+        });
+        for row in &rows {
+            app.store().insert_run(row).await.unwrap();
+        }
+        let query = QueryOf(RunsQuery::default());
+        let listed = list(State(app.clone()), Owner(owner()), query).await.unwrap().0.training_runs;
+        assert_eq!(listed.len(), 2);
+        for row in rows {
+            let (id, query) = (row.id.0.clone(), QueryOf(ScopeQuery::default()));
+            let one = get(State(app.clone()), Owner(owner()), Path(id.clone()), query).await.unwrap().0;
+            assert_eq!(listed.iter().find(|r| r.training_run_id == id), Some(&one));
+            assert!(!one.corrupted, "its weights are as they were");
+            let says = format!("base model gone of run {id} is no longer served here; start with --model gone=DIR");
+            match row.base_model.as_str() {
+                "tiny" => assert_eq!(one.unavailable, None),
+                _ => assert!(one.unavailable.is_some_and(|why| why.starts_with(&says))),
+            }
+        }
+    }
 }

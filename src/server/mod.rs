@@ -1,6 +1,7 @@
 //! The server: store, promises and routes around an engine, until it is told to stop.
 
 mod connections;
+pub mod data_dir;
 pub mod lock;
 pub mod private;
 mod sweep;

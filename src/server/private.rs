@@ -5,7 +5,8 @@ use std::path::Path;
 #[cfg(unix)]
 use rustix::{fs::Mode, process::umask};
 
-use crate::error::{Error, Result};
+use super::data_dir;
+use crate::error::Result;
 
 /// How open the user wants the files that its processes make.
 pub struct UsersMask(#[cfg(unix)] Mode);
@@ -38,7 +39,7 @@ impl UsersMask {
 /// # Errors
 /// User errors: it cannot be made or read.
 pub fn make_dir(dir: &Path) -> Result<()> {
-    let failed = |e| Error::user(format!("data directory {}: {e}", dir.display()));
+    let failed = |e| data_dir::refused(dir, &e);
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]

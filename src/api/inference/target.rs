@@ -50,7 +50,8 @@ impl App {
             let row = self.sampler(owner, &SamplerId(name.into())).await?;
             let (source, _) = sampling::weights(self, owner, &row).await?;
             let (session, work) = (row.session.clone(), Work::Sampler(row.id.clone()));
-            return Ok(Target { model: self.model(&row.base_model)?.clone(), source, session, work });
+            let model = self.model_of(&row.base_model, format_args!("sampler {}", row.id))?.clone();
+            return Ok(Target { model, source, session, work });
         }
         Err(Error::not_found(format!(
             "there is no model {name:?}; served are {}, and tinker://RUN/sampler_weights/NAME",
@@ -60,7 +61,7 @@ impl App {
 
     async fn checkpoint_target(&self, owner: &OwnerId, path: &CheckpointPath) -> Result<Target> {
         let row = self.readable(owner, path).await?;
-        let model = self.model(&row.base_model).map_err(|e| e.context(format_args!("{path} needs its base model")))?;
+        let model = self.model_of(&row.base_model, path)?;
         let source = SampleSource::Checkpoint(row.dir);
         let work = Work::Run(path.run.clone());
         Ok(Target { model: model.clone(), source, session: SessionId::random(), work })

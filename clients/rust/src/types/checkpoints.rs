@@ -56,6 +56,10 @@ pub struct TrainingRun {
     pub fault: Option<RunFault>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora_rank: Option<i64>,
+    /// Why the run cannot be used now although it is there: its base model is not served. Left out when it can. Not
+    /// known to the SDK.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<String>,
     pub last_request_time: DateTime<Utc>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<Checkpoint>,
