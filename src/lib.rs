@@ -7,6 +7,7 @@ pub mod ids;
 
 pub mod accounts;
 pub mod api;
+pub mod backup;
 pub mod chat;
 pub mod checkpoint;
 pub mod device;

@@ -1,9 +1,10 @@
-//! The command line: `tinderbox serve`, `key`, `demo`, `rollback` and `openapi`.
+//! The command line: `tinderbox serve`, `key`, `backup`, `demo`, `rollback` and `openapi`.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tinderbox::config::backup::BackupArgs;
 use tinderbox::config::client::RollbackArgs;
 use tinderbox::config::keys::KeyCommand;
 use tinderbox::config::serve::ServeArgs;
@@ -25,6 +26,8 @@ enum Command {
     /// Make, list, withdraw and replace the keys that clients of a server need, also while it runs.
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Copy the data directory of a server, running or not: database, checkpoints, and what runs need to go on.
+    Backup(BackupArgs),
     /// Start a server on a tiny model of its own, and train that model on it: supervised, then by reinforcement.
     /// Needs no model and no network. In a terminal the server stays up afterwards, until ctrl-c.
     Demo,
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(args) => start::serve(args),
         Command::Key(command) => start::key(command),
+        Command::Backup(args) => start::backup(args),
         Command::Demo => start::demo(),
         Command::Rollback(args) => start::roll_back(&args),
         Command::Openapi => start::openapi(),

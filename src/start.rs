@@ -8,6 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::api;
 use crate::config::Config;
+use crate::config::backup::BackupArgs;
 use crate::config::client::RollbackArgs;
 use crate::config::env::Env;
 use crate::config::keys::KeyCommand;
@@ -16,7 +17,7 @@ use crate::config::serve::ServeArgs;
 use crate::engine::{self, ModelSource};
 use crate::futures::ledger::Ledger;
 use crate::recipes::{demo, demo_model};
-use crate::{hub, keys, rollback, server};
+use crate::{backup, hub, keys, rollback, server};
 
 /// The demo's model, as clients name it, and the key its client shows.
 const DEMO_MODEL: &str = "demo/adder";
@@ -63,6 +64,13 @@ pub fn key(command: KeyCommand) -> anyhow::Result<()> {
 /// `tinderbox rollback`.
 pub fn roll_back(args: &RollbackArgs) -> anyhow::Result<()> {
     rollback::run(args, &Env::from_process()?, &mut std::io::stdout())
+}
+
+/// `tinderbox backup`.
+pub fn backup(args: BackupArgs) -> anyhow::Result<()> {
+    log("warn");
+    server::private::keep_files_private();
+    backup::run(args, &Env::from_process()?, &mut std::io::stderr())
 }
 
 /// `tinderbox demo`: a server in a folder of its own, and the two loops against it.

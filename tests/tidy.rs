@@ -51,6 +51,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("recipes", &[]),
     ("keys", &["store"]),
     ("rollback", &[]),
+    ("backup", &["store", "server::data_dir"]),
     ("start", ANY),
     ("server", ANY),
     ("main", ANY),

@@ -108,10 +108,8 @@ mod tests {
     async fn a_run_whose_base_model_is_not_served_is_listed_and_says_so() {
         let (app, _engine) = testing::app().await;
         let session = testing::session(&app, chrono::Utc::now()).await.id;
-        let rows = [(0, "tiny"), (1, "gone")].map(|(n, base)| RunRow {
-            base_model: base.into(),
-            ..run(&session.model(n).0, &owner().0)
-        });
+        let rows = [(0, "tiny"), (1, "gone")]
+            .map(|(n, base)| RunRow { base_model: base.into(), ..run(&session.model(n).0, &owner().0) });
         for row in &rows {
             app.store().insert_run(row).await.unwrap();
         }

@@ -1,6 +1,7 @@
 //! What the server is told from outside: flags and environment, read once, a small struct per concern.
 
 pub mod auth;
+pub mod backup;
 pub mod bind;
 pub mod client;
 pub mod device;

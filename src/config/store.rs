@@ -44,6 +44,21 @@ impl Store {
         }
     }
 
+    /// Whether the database is SQLite, whose file this process opens itself.
+    pub fn is_embedded(&self) -> bool {
+        self.url.starts_with("sqlite:")
+    }
+
+    /// The embedded database's file in the data directory.
+    pub fn database_file(&self) -> PathBuf {
+        self.data_dir.join(FILE)
+    }
+
+    /// Whether it is that file, or one of those that SQLite keeps beside it.
+    pub fn is_of_database(&self, path: &Path) -> bool {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(FILE))
+    }
+
     /// The embedded default: an SQLite file in the data directory.
     pub fn in_dir(data_dir: &Path) -> Self {
         Self { url: sqlite_url(&data_dir.join(FILE)), data_dir: data_dir.into() }

@@ -84,7 +84,9 @@ pub fn refused(path: &Path, e: &std::io::Error) -> Error {
     let path = path.display();
     Error::user(match e.kind() {
         ErrorKind::PermissionDenied => {
-            format!("data directory: {path} cannot be written or read by this user; change its owner, or give another --data-dir")
+            format!(
+                "data directory: {path} cannot be written or read by this user; change its owner, or give another --data-dir"
+            )
         }
         ErrorKind::ReadOnlyFilesystem => {
             format!("data directory: {path} lies on a disk that is mounted read-only; give another --data-dir")
@@ -93,7 +95,9 @@ pub fn refused(path: &Path, e: &std::io::Error) -> Error {
             format!("data directory: {path} is no directory, or lies below a file; give another --data-dir")
         }
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            format!("data directory: there is no room left for {path}; make room on its disk, or give another --data-dir")
+            format!(
+                "data directory: there is no room left for {path}; make room on its disk, or give another --data-dir"
+            )
         }
         _ => format!("data directory: {path}: {e}"),
     })

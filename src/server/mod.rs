@@ -54,6 +54,10 @@ pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
 /// Opens the database. Beyond this machine a server needs a key, from a flag or in there.
 pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
     let store = Store::open(&config.store.url).await?;
+    let moved = store.follow_move(&config.store.data_dir.join("checkpoints")).await?;
+    if moved > 0 {
+        tracing::info!(checkpoints = moved, "the data directory was moved; its rows follow");
+    }
     let keys = !config.auth.keys.is_empty() || !store.keys().await?.is_empty();
     config.bind.refuse_open_network(keys)?;
     Ok(store)

@@ -11,6 +11,7 @@ use crate::engine::snapshots::Files;
 use crate::error::Result;
 use crate::ids::ModelId;
 use crate::store::Store;
+use crate::store::moved::last_three;
 
 use super::upkeep;
 
@@ -129,11 +130,6 @@ pub async fn orphans(checkpoints: &Path, store: &Store) -> Result<()> {
 fn dirs_in(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
-}
-
-fn last_three(dir: &Path) -> PathBuf {
-    let parts: Vec<_> = dir.components().collect();
-    parts[parts.len().saturating_sub(3)..].iter().collect()
 }
 
 #[cfg(test)]

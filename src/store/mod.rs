@@ -1,6 +1,7 @@
 //! All SQL of the server: one set of queries for SQLite and Postgres, a file per table.
 
 pub mod audit;
+pub mod backup;
 pub mod checkpoint_lists;
 pub mod checkpoints;
 mod columns;
@@ -10,6 +11,7 @@ mod grouped;
 pub mod held;
 mod in_use;
 pub mod keys;
+pub mod moved;
 mod open;
 pub mod runs;
 pub mod samplers;
