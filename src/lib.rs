@@ -11,6 +11,7 @@ pub mod backup;
 pub mod chat;
 pub mod checkpoint;
 pub mod device;
+pub mod doctor;
 pub mod engine;
 pub mod futures;
 pub mod hub;

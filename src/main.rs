@@ -1,4 +1,4 @@
-//! The command line: `tinderbox serve`, `key`, `backup`, `demo`, `rollback` and `openapi`.
+//! The command line: `tinderbox serve`, `key`, `backup`, `doctor`, `demo`, `rollback` and `openapi`.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tinderbox::config::backup::BackupArgs;
 use tinderbox::config::client::RollbackArgs;
+use tinderbox::config::doctor::DoctorArgs;
 use tinderbox::config::keys::KeyCommand;
 use tinderbox::config::serve::ServeArgs;
 use tinderbox::start;
@@ -28,6 +29,9 @@ enum Command {
     Key(KeyCommand),
     /// Copy the data directory of a server, running or not: database, checkpoints, and what runs need to go on.
     Backup(BackupArgs),
+    /// Check this installation, or with --url any Tinker address call by call; say what is wrong and what to do. The exit
+    /// status is 0 when nothing failed, else 1.
+    Doctor(DoctorArgs),
     /// Start a server on a tiny model of its own, and train that model on it: supervised, then by reinforcement.
     /// Needs no model and no network. In a terminal the server stays up afterwards, until ctrl-c.
     Demo,
@@ -42,6 +46,10 @@ fn main() -> ExitCode {
         Command::Serve(args) => start::serve(args),
         Command::Key(command) => start::key(command),
         Command::Backup(args) => start::backup(args),
+        Command::Doctor(args) => match start::doctor(args) {
+            Ok(false) => return ExitCode::FAILURE,
+            done => done.map(drop),
+        },
         Command::Demo => start::demo(),
         Command::Rollback(args) => start::roll_back(&args),
         Command::Openapi => start::openapi(),

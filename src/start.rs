@@ -10,6 +10,7 @@ use crate::api;
 use crate::config::Config;
 use crate::config::backup::BackupArgs;
 use crate::config::client::RollbackArgs;
+use crate::config::doctor::DoctorArgs;
 use crate::config::env::Env;
 use crate::config::keys::KeyCommand;
 use crate::config::models::ModelSource as From;
@@ -17,7 +18,7 @@ use crate::config::serve::ServeArgs;
 use crate::engine::{self, ModelSource};
 use crate::futures::ledger::Ledger;
 use crate::recipes::{demo, demo_model};
-use crate::{backup, hub, keys, rollback, server};
+use crate::{backup, doctor, hub, keys, rollback, server};
 
 /// The demo's model, as clients name it, and the key its client shows.
 const DEMO_MODEL: &str = "demo/adder";
@@ -71,6 +72,13 @@ pub fn backup(args: BackupArgs) -> anyhow::Result<()> {
     log("warn");
     server::private::keep_files_private();
     backup::run(args, &Env::from_process()?, &mut std::io::stderr())
+}
+
+/// `tinderbox doctor`. → whether nothing is wrong.
+pub fn doctor(args: DoctorArgs) -> anyhow::Result<bool> {
+    log("off");
+    let streams = doctor::Streams { out: &mut std::io::stdout(), err: &mut std::io::stderr() };
+    doctor::run(args, &Env::from_process()?, streams)
 }
 
 /// `tinderbox demo`: a server in a folder of its own, and the two loops against it.

@@ -52,6 +52,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("keys", &["store"]),
     ("rollback", &[]),
     ("backup", &["store", "server::data_dir"]),
+    ("doctor", &["device", "engine::memory", "hub", "model", "server::data_dir", "server::lock", "store", "tokenizer"]),
     ("start", ANY),
     ("server", ANY),
     ("main", ANY),
@@ -61,7 +62,7 @@ const ANY: &[&str] = &["*"];
 const OPEN_TO_ALL: &[&str] = &["error", "ids", "config"];
 
 /// The parts of `src` that know the wire's types.
-const WIRE_TYPES_IN: &[&str] = &["api", "validate", "recipes", "rollback"];
+const WIRE_TYPES_IN: &[&str] = &["api", "validate", "recipes", "doctor", "rollback"];
 
 /// Longest file, in lines; what grows past it holds two ideas.
 const FILE_LINES_MAX: usize = 400;

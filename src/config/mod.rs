@@ -5,6 +5,7 @@ pub mod backup;
 pub mod bind;
 pub mod client;
 pub mod device;
+pub mod doctor;
 pub mod durability;
 pub mod env;
 pub mod hub;

@@ -8,7 +8,7 @@ mod job;
 pub mod keep;
 mod lasting;
 pub mod load;
-mod memory;
+pub mod memory;
 pub mod meter;
 mod models;
 mod prefill;

@@ -8,6 +8,7 @@ mod columns;
 pub mod copies;
 pub mod custom_losses;
 mod grouped;
+pub mod health;
 pub mod held;
 mod in_use;
 pub mod keys;

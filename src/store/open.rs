@@ -67,7 +67,7 @@ async fn open_postgres(url: &str) -> Result<AnyPool> {
 
 /// One connection, as a pool's error hides why it got none. A database that is just starting is waited for, not in
 /// silence.
-async fn reach(url: &str, patience: Duration) -> Result<()> {
+pub(super) async fn reach(url: &str, patience: Duration) -> Result<()> {
     let options = PgConnectOptions::from_str(url)?;
     let place = match options.get_socket() {
         Some(socket) => socket.display().to_string(),
@@ -113,6 +113,11 @@ fn reason(e: &sqlx::Error) -> String {
         sqlx::Error::Database(e) => e.message().to_owned(),
         e => e.to_string(),
     }
+}
+
+/// The number of the newest migration of this release.
+pub(super) fn newest_migration() -> i64 {
+    MIGRATIONS.iter().map(|m| m.version).max().unwrap_or_default()
 }
 
 async fn migrate(pool: &AnyPool) -> Result<()> {

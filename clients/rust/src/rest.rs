@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use reqwest::Method;
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::transport::{Call, Transport};
+use crate::service::ClientOptions;
+use crate::transport::{Call, PROTOCOL_VERSION, Transport, parse};
 use crate::types::checkpoints::{
     CheckpointsListResponse, CheckpointsQuery, CopyWeightsRequest, CopyWeightsResponse, ExternalWeightsUrlsResponse,
     RollbackResponse, RunsQuery, ScopeQuery, SetTtlRequest, TrainingRun, TrainingRunsResponse, WeightsInfoRequest,
@@ -19,7 +21,7 @@ use crate::types::sampling::GetSamplerResponse;
 use crate::types::search::{
     CheckpointSearchRequest, CheckpointSearchResponse, SessionSearchRequest, SessionSearchResponse,
 };
-use crate::types::service::GetServerCapabilitiesResponse;
+use crate::types::service::{ClientConfigRequest, ClientConfigResponse, GetServerCapabilitiesResponse, HealthResponse};
 use crate::types::sessions::{
     AssignProjectRequest, GetSessionResponse, ListSessionsResponse, TraceExportResponse, TraceExportStatus,
 };
@@ -64,7 +66,24 @@ impl RestClient {
 
     /// A client without a session, for management alone. It presents the key as it is.
     pub fn connect(base_url: &str, api_key: &str) -> Result<Self> {
-        Ok(Self::new(Arc::new(Transport::new(base_url, api_key)?)))
+        Self::connect_with(&ClientOptions::new(base_url, api_key))
+    }
+
+    /// As [`Self::connect`], of options that have no session: address, key, and how long calls are repeated.
+    pub fn connect_with(options: &ClientOptions) -> Result<Self> {
+        Ok(Self::new(Arc::new(options.transport()?)))
+    }
+
+    /// Whether a server is there, and what its clock says. Needs no key.
+    pub async fn healthz(&self) -> Result<(HealthResponse, Option<DateTime<Utc>>)> {
+        let answer = self.transport.send(&Call::empty(Method::GET, "/healthz")).await?;
+        Ok((parse("/healthz", &answer)?, answer.date))
+    }
+
+    /// The flags that the server sets for clients of this protocol's version.
+    pub async fn client_config(&self) -> Result<ClientConfigResponse> {
+        let request = ClientConfigRequest { sdk_version: PROTOCOL_VERSION.into() };
+        self.transport.post("/client/config", &request).await
     }
 
     pub async fn get_server_capabilities(&self) -> Result<GetServerCapabilitiesResponse> {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use reqwest::Method;
 
@@ -16,7 +17,9 @@ use crate::types::futures::UntypedApiFuture;
 use crate::types::lenient::Metadata;
 use crate::types::sampling::{CreateSamplingSessionRequest, CreateSamplingSessionResponse};
 use crate::types::service::GetServerCapabilitiesResponse;
-use crate::types::sessions::{CreateSessionRequest, FinishReason, FinishSessionRequest};
+use crate::types::sessions::{
+    CreateSessionRequest, FinishReason, FinishSessionRequest, SessionHeartbeatRequest, SessionHeartbeatResponse,
+};
 use crate::types::training::{CreateModelRequest, CreateModelResponse, LoraConfig, OptimizerConfig};
 use crate::types::weights::{LoadWeightsRequest, LoadWeightsResponse};
 
@@ -31,6 +34,8 @@ pub struct ClientOptions {
     pub user_metadata: Metadata,
     pub project_id: Option<String>,
     pub display_name: Option<String>,
+    /// A call that cannot be made or fails for the moment is repeated for so long; `None` = five minutes, as the SDK does.
+    pub retry_for: Option<Duration>,
 }
 
 impl ClientOptions {
@@ -42,7 +47,16 @@ impl ClientOptions {
             user_metadata: Metadata::new(),
             project_id: None,
             display_name: None,
+            retry_for: None,
         }
+    }
+
+    pub(crate) fn transport(&self) -> Result<Transport> {
+        let transport = Transport::new(&self.base_url, &self.api_key)?;
+        Ok(match self.retry_for {
+            Some(limit) => transport.trying_for(limit),
+            None => transport,
+        })
     }
 
     /// `TINKER_BASE_URL` (default: a local server on port 8000), `TINKER_API_KEY` (default: `tml-local`),
@@ -98,7 +112,7 @@ pub struct ServiceClient {
 impl ServiceClient {
     /// Opens a session and keeps it alive in the background. Needs a tokio runtime.
     pub async fn connect(options: ClientOptions) -> Result<Self> {
-        let transport = Transport::new(&options.base_url, &options.api_key)?;
+        let transport = options.transport()?;
         let request = CreateSessionRequest {
             tags: options.tags,
             user_metadata: Some(options.user_metadata),
@@ -116,6 +130,12 @@ impl ServiceClient {
     /// Lists, checkpoint management, look-ups.
     pub fn rest(&self) -> RestClient {
         RestClient::new(self.session.transport.clone())
+    }
+
+    /// Says that the session is still wanted, as is done every ten seconds in the background.
+    pub async fn heartbeat(&self) -> Result<SessionHeartbeatResponse> {
+        let request = SessionHeartbeatRequest { session_id: self.session.id.clone() };
+        self.session.transport.post("/session_heartbeat", &request).await
     }
 
     pub async fn get_server_capabilities(&self) -> Result<GetServerCapabilitiesResponse> {

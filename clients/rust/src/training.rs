@@ -21,7 +21,7 @@ use crate::types::futures::UntypedApiFuture;
 use crate::types::lenient::Metadata;
 use crate::types::training::{
     AdamParams, ForwardBackwardInput, ForwardBackwardOutput, ForwardBackwardRequest, GetInfoRequest, GetInfoResponse,
-    LossConfigValue, LossFnConfig, OptimStepRequest, OptimStepResponse,
+    LossConfigValue, LossFnConfig, OptimStepRequest, OptimStepResponse, UnloadModelRequest, UnloadModelResponse,
 };
 use crate::types::weights::{
     LoadWeightsRequest, LoadWeightsResponse, SamplingClientKind, SaveWeightsExternalRequest,
@@ -248,6 +248,13 @@ impl TrainingClient {
             age_encryption_recipients: age_recipients,
         };
         self.submit("/save_weights_external", request).await
+    }
+
+    /// Ends the run; its checkpoints stay.
+    pub async fn unload(&self) -> Result<ApiFuture<UnloadModelResponse>> {
+        let request = UnloadModelRequest { model_id: self.info.model_id.clone() };
+        let promise: UntypedApiFuture = self.session.transport.post("/unload_model", &request).await?;
+        Ok(ApiFuture::single(self.session.transport.clone(), promise.request_id))
     }
 
     async fn load(&self, path: &str, optimizer: bool) -> Result<ApiFuture<LoadWeightsResponse>> {

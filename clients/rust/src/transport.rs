@@ -5,7 +5,8 @@ use std::sync::RwLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use chrono::{DateTime, Utc};
+use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,6 +37,8 @@ pub(crate) struct Transport {
     base: String,
     /// The key, or the token it was exchanged for.
     credential: RwLock<HeaderValue>,
+    /// How long one call is tried in all.
+    retry_limit: Duration,
 }
 
 /// One HTTP call; a retry sends the same bytes under the same idempotency key.
@@ -60,6 +63,8 @@ pub(crate) struct Answer {
     pub retry_after: Option<Duration>,
     /// What the server says about trying again, if anything.
     pub should_retry: Option<bool>,
+    /// The server's clock.
+    pub date: Option<DateTime<Utc>>,
 }
 
 impl Transport {
@@ -78,13 +83,19 @@ impl Transport {
             builder = builder.no_proxy();
         }
         let base = format!("{}/api/v1", base_url.trim_end_matches('/'));
-        Ok(Self { http: builder.build()?, base, credential: RwLock::new(secret("the API key", api_key)?) })
+        let credential = RwLock::new(secret("the API key", api_key)?);
+        Ok(Self { http: builder.build()?, base, credential, retry_limit: RETRY_LIMIT })
+    }
+
+    /// The same, but no call is tried longer than that; one that takes longer by itself is waited for.
+    pub fn trying_for(self, limit: Duration) -> Self {
+        Self { retry_limit: limit, ..self }
     }
 
     /// The same server under another credential.
     pub fn sibling(&self, credential: &str) -> Result<Self> {
         let credential = RwLock::new(secret("the API key", credential)?);
-        Ok(Self { http: self.http.clone(), base: self.base.clone(), credential })
+        Ok(Self { http: self.http.clone(), base: self.base.clone(), credential, retry_limit: self.retry_limit })
     }
 
     /// From now on calls present this instead of the key.
@@ -120,7 +131,7 @@ impl Transport {
     }
 
     /// Repeats the call over connection faults and 408, 409, 429 and 5xx, for at most five minutes, and over 402 for an
-    /// hour; the server may say otherwise for an answer (`x-should-retry`) and how long to wait (`retry-after`).
+    /// hour, or for less where that was said; the server may say otherwise for an answer (`x-should-retry`) and how long to wait (`retry-after`).
     pub async fn send(&self, call: &Call<'_>) -> Result<Answer> {
         let idempotency_key = uuid::Uuid::new_v4().to_string();
         let start = Instant::now();
@@ -128,12 +139,15 @@ impl Transport {
             let (fault, limit, pause) = match self.once(call, &idempotency_key).await {
                 Ok(answer) if answer.status < 400 => return Ok(answer),
                 Ok(answer) if !answer.is_retryable() => return Err(answer.into_error(call)),
-                Ok(answer) if answer.status == 402 => (answer.into_error(call), BILLING_LIMIT, BILLING_PAUSE),
+                Ok(answer) if answer.status == 402 => {
+                    let limit = if self.retry_limit < RETRY_LIMIT { self.retry_limit } else { BILLING_LIMIT };
+                    (answer.into_error(call), limit, BILLING_PAUSE)
+                }
                 Ok(answer) => {
                     let pause = answer.retry_after.unwrap_or_else(|| backoff(attempt, LONGEST_BACKOFF));
-                    (answer.into_error(call), RETRY_LIMIT, pause)
+                    (answer.into_error(call), self.retry_limit, pause)
                 }
-                Err(e) => (e, RETRY_LIMIT, backoff(attempt, LONGEST_BACKOFF)),
+                Err(e) => (e, self.retry_limit, backoff(attempt, LONGEST_BACKOFF)),
             };
             if start.elapsed() + pause > limit {
                 return Err(fault);
@@ -164,7 +178,9 @@ impl Transport {
         let protobuf = content_type.contains(PROTOBUF);
         let status = response.status().as_u16();
         let (retry_after, should_retry) = wishes(response.headers());
-        Ok(Answer { status, protobuf, body: response.bytes().await?, retry_after, should_retry })
+        let date = response.headers().get(DATE).and_then(|v| v.to_str().ok());
+        let date = date.and_then(|text| DateTime::parse_from_rfc2822(text).ok()).map(Into::into);
+        Ok(Answer { status, protobuf, body: response.bytes().await?, retry_after, should_retry, date })
     }
 
     /// Fetches a file over a link, which is all the credential there is, and returns its size.
@@ -280,7 +296,7 @@ fn is_retryable(status: u16) -> bool {
     matches!(status, 402 | 408 | 409 | 429 | 500..)
 }
 
-fn parse<T: DeserializeOwned>(path: &str, answer: &Answer) -> Result<T> {
+pub(crate) fn parse<T: DeserializeOwned>(path: &str, answer: &Answer) -> Result<T> {
     serde_json::from_slice(&answer.body).map_err(|e| Error::Decode(format!("{path}: {e}")))
 }
 
