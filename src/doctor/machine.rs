@@ -7,6 +7,7 @@ use super::patience::within;
 use crate::config::device::DeviceChoice;
 use crate::device;
 use crate::engine::memory;
+use crate::kernels;
 
 const DEVICE: &str = "device";
 const MEMORY: &str = "memory";
@@ -22,7 +23,7 @@ pub fn check(choice: DeviceChoice, limit: Duration) -> Vec<Line> {
     let start = Instant::now();
     let computes = within(limit, move || device::try_out(&choice));
     let computes = match computes {
-        Ok(Ok(name)) => Line::pass(DEVICE, "computes", name),
+        Ok(Ok(device)) => Line::pass(DEVICE, "computes", kernels::describe(&device)),
         Ok(Err(e)) => {
             Line::fail(DEVICE, "computes", e.message, "give another --device, or install a build that has it")
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use sqlx::{AnyConnection, Connection};
 
 use super::columns::{Columns, text};
+use super::in_use::OF_OPEN_SESSIONS;
 use crate::config::store::Store as Place;
 use crate::error::{Error, Result};
 
@@ -33,14 +34,14 @@ impl Copy {
         }
     }
 
-    /// The directories of its checkpoints and of those that samplers read, each with the checkpoint's path, or without.
+    /// The directories of its checkpoints, each with the checkpoint's path, and others that samplers still read.
     pub async fn checkpoint_dirs(&mut self) -> Result<Vec<(PathBuf, Option<String>)>> {
-        let rows = sqlx::query(
+        let sql = format!(
             "SELECT dir, 'tinker://' || run_id || '/' || kind || '/' || name AS path FROM checkpoints UNION ALL \
              SELECT DISTINCT source_dir, '' FROM samplers WHERE source_dir IS NOT NULL AND source_dir <> '' \
-             AND source_dir NOT IN (SELECT dir FROM checkpoints)",
+             AND source_dir NOT IN (SELECT dir FROM checkpoints) AND {OF_OPEN_SESSIONS}"
         );
-        let rows = rows.fetch_all(&mut self.0).await?;
+        let rows = sqlx::query(&sql).fetch_all(&mut self.0).await?;
         let read = |row: &sqlx::any::AnyRow| {
             Ok((PathBuf::from(row.text("dir")?), Some(row.text("path")?).filter(|path| !path.is_empty())))
         };

@@ -8,7 +8,7 @@ use super::columns::{Columns, text};
 use crate::error::Result;
 use crate::ids::SessionId;
 
-const OF_OPEN_SESSIONS: &str = "session_id IN (SELECT id FROM sessions WHERE finished_at IS NULL)";
+pub(super) const OF_OPEN_SESSIONS: &str = "session_id IN (SELECT id FROM sessions WHERE finished_at IS NULL)";
 
 impl Store {
     pub async fn dir_is_in_use(&self, dir: &Path) -> Result<bool> {
