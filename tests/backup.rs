@@ -85,13 +85,26 @@ async fn a_copy_of_a_running_server_serves_all_that_it_lists() {
     assert!(told.contains(&format!("tinderbox serve --data-dir {}", target.display())), "{told}");
     stop.store(true, Ordering::Relaxed);
     saves.await.unwrap();
+    let quiet = dir.path().join("quiet");
+    let made = ran(tinderbox().arg("backup").arg(&quiet).arg("--data-dir").arg(&data)).await;
+    assert!(made.status.success());
     // The same files, where they are still there, and the same answers without them.
     let (before, after) = (hashes(&data.join("checkpoints")), hashes(&target.join("checkpoints")));
     let both = after.iter().filter(|(path, _)| before.contains_key(*path));
     assert!(both.clone().count() > 4);
     both.for_each(|(path, hash)| assert_eq!(before[path], *hash, "{}", path.display()));
+    let port = first.port;
     drop(first);
     std::fs::rename(&data, dir.path().join("elsewhere")).unwrap();
+    // Its client goes on with its run on a copy that has all that was asked before.
+    let third = Server::start_on(port, dir.path(), &quiet, MODEL).await;
+    step(&run).await;
+    let path = save(&run, "after").await;
+    assert_eq!(
+        third.rest().list_user_checkpoints(&CheckpointsQuery::default()).await.unwrap().checkpoints[0].tinker_path,
+        path
+    );
+    assert!(!data.exists(), "nothing is written where the original was");
 
     let second = Server::start(dir.path(), &target, MODEL).await;
     let service = second.service().await;

@@ -16,6 +16,7 @@ pub const KEY: &str = "tml-test";
 /// A server of the tiny demo model; killed when it is dropped.
 pub struct Server {
     pub url: String,
+    pub port: u16,
     process: Child,
 }
 
@@ -33,11 +34,14 @@ pub fn free_port() -> u16 {
 impl Server {
     /// With the model in `dir`, which is made there, as `name`, and the key.
     pub async fn start(dir: &Path, data: &Path, name: &str) -> Self {
+        Self::start_on(free_port(), dir, data, name).await
+    }
+
+    pub async fn start_on(port: u16, dir: &Path, data: &Path, name: &str) -> Self {
         let model = dir.join("model");
         if !model.exists() {
             tinderbox::recipes::demo_model::write(&model, 1).unwrap();
         }
-        let port = free_port();
         let process = tinderbox()
             .args(["serve", "--api-key", KEY, "--port", &port.to_string()])
             .args(["--model", &format!("{name}={}", model.display())])
@@ -46,7 +50,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut server = Self { url: format!("http://127.0.0.1:{port}"), process };
+        let mut server = Self { url: format!("http://127.0.0.1:{port}"), port, process };
         let options = ClientOptions { retry_for: Some(Duration::ZERO), ..ClientOptions::new(&server.url, KEY) };
         let (rest, start) = (RestClient::connect_with(&options).unwrap(), Instant::now());
         while rest.healthz().await.is_err() {

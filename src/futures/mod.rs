@@ -10,6 +10,7 @@ pub mod issue;
 pub mod journal;
 pub mod ledger;
 pub mod meaning;
+mod moved;
 pub mod news;
 pub mod pace;
 pub mod recent;

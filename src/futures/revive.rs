@@ -113,7 +113,7 @@ impl Futures {
             return true;
         }
         tracing::warn!(run = %model, base, "its base model is not served; it waits for a start that does");
-        let why = format!("base model {base:?} of run {model} is not served here any more");
+        let why = format!("base model {base} of run {model} is no longer served here; start with --model {base}=DIR");
         ready.run.open().for_each(|accepted| self.settle_in_memory(accepted, Error::user(why.clone())));
         false
     }

@@ -10,6 +10,7 @@ mod upkeep;
 
 use std::future::Future;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use chrono::Utc;
@@ -54,7 +55,7 @@ pub async fn bind(config: &Config) -> anyhow::Result<TcpListener> {
 /// Opens the database. Beyond this machine a server needs a key, from a flag or in there.
 pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
     let store = Store::open(&config.store.url).await?;
-    let moved = store.follow_move(&config.store.data_dir.join("checkpoints")).await?;
+    let moved = store.follow_move(&checkpoints_dir(config)).await?;
     if moved > 0 {
         tracing::info!(checkpoints = moved, "the data directory was moved; its rows follow");
     }
@@ -63,13 +64,20 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Store> {
     Ok(store)
 }
 
+/// As [`App::checkpoints_dir`], before there is one.
+fn checkpoints_dir(config: &Config) -> PathBuf {
+    config.store.data_dir.join("checkpoints")
+}
+
 /// Opens the journal of requests, and reads what an earlier process left there.
 pub fn open_ledger(config: &Config) -> anyhow::Result<(Ledger, Restored)> {
     let sync = match config.durability {
         Durability::Grouped => Sync::Within(GROUP),
         Durability::Strict => Sync::AtOnce,
     };
-    Ok(Ledger::open(&config.store.data_dir.join("journal"), sync)?)
+    let (ledger, mut restored) = Ledger::open(&config.store.data_dir.join("journal"), sync)?;
+    restored.follow_move(&checkpoints_dir(config));
+    Ok((ledger, restored))
 }
 
 /// Removes the weights of ephemeral samplers whose session has ended. To be called before the engine looks for them.
