@@ -1,9 +1,13 @@
 //! `tinderbox doctor` on sound and unsound installations and addresses: verdicts, advice, exit status, nothing left behind.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use axum::body::Bytes;
+use axum::http::{Method, StatusCode, Uri};
+use axum::{Json, Router};
+use serde_json::{Value, json};
 use tinderbox_client::types::checkpoints::{CheckpointsQuery, RunsQuery};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -183,4 +187,68 @@ async fn each_fault_of_an_installation_is_named_with_what_to_do() {
     let config = dir.path().join("tiny/config.json");
     std::fs::write(&config, r#"{"model_type": "mamba"}"#).unwrap();
     fails(&diagnosed(&args).await.1, "model", "tiny", "\"mamba\" is not supported", "one that is supported");
+}
+
+/// A server whose `forward_backward` is broken; notes the calls that end things.
+async fn broken_in_the_middle() -> (String, Arc<Mutex<Vec<String>>>) {
+    let ended: Arc<Mutex<Vec<String>>> = Arc::default();
+    let noting = ended.clone();
+    let answer = move |method: Method, uri: Uri, body: Bytes| async move {
+        let path = uri.path().trim_start_matches("/api/v1").to_owned();
+        if method == Method::DELETE || ["/sessions/s/finish", "/unload_model"].contains(&path.as_str()) {
+            noting.lock().unwrap().push(format!("{method} {path}"));
+        }
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let found = match path.as_str() {
+            "/healthz" => json!({ "status": "ok" }),
+            "/get_server_capabilities" => json!({ "supported_models": [{ "model_name": "m" }] }),
+            "/create_session" => json!({ "type": "create_session", "session_id": "s" }),
+            "/session_heartbeat" => json!({ "type": "session_heartbeat" }),
+            "/create_sampling_session" => {
+                json!({ "type": "create_sampling_session", "sampling_session_id": "s:sample:0" })
+            }
+            "/get_info" => json!({ "type": "get_info", "model_id": "s:train:0", "model_data": {} }),
+            "/asample" | "/create_model" | "/unload_model" => json!({ "request_id": path }),
+            "/retrieve_future" => match body["request_id"].as_str().unwrap() {
+                "/asample" => {
+                    json!({ "type": "sample", "sequences": [{ "stop_reason": "stop", "tokens": [7], "logprobs": [0.0] }] })
+                }
+                "/create_model" => json!({ "type": "create_model", "model_id": "s:train:0" }),
+                _ => json!({ "type": "unload_model", "model_id": "s:train:0" }),
+            },
+            "/forward_backward" => {
+                return (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({ "detail": "out of order" })));
+            }
+            _ if method == Method::DELETE => {
+                return (StatusCode::NOT_FOUND, Json(json!({ "detail": "nothing there" })));
+            }
+            "/training_runs" => {
+                json!({ "training_runs": [], "cursor": { "offset": 0, "limit": 20, "total_count": 0 } })
+            }
+            _ => json!({}),
+        };
+        (StatusCode::OK, Json(found))
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+    (url, ended)
+}
+
+#[tokio::test]
+async fn what_was_begun_is_ended_also_when_a_call_fails() {
+    let (url, ended) = broken_in_the_middle().await;
+    let (status, lines) = diagnosed(&["--url", &url, "--timeout", "5"]).await;
+    assert_eq!(status, 1);
+    fails(&lines, "address", "forward_backward", "out of order", "its log says more");
+    for skipped in ["optim_step", "save", "save for sampling"] {
+        assert_eq!(line(&lines, "address", skipped)["result"], "skip");
+    }
+    fails(&lines, "address", "list runs", "run s:train:0 is not listed", "no Tinker server");
+    for ending in ["delete weights", "delete sampler_weights", "unload", "finish session"] {
+        assert_eq!(line(&lines, "address", ending)["result"], "pass", "{lines:#?}");
+    }
+    let ended = ended.lock().unwrap().join("\n");
+    assert!(ended.contains("DELETE /training_runs/s:train:0/checkpoints/weights/doctor"), "{ended}");
+    assert!(ended.ends_with("POST /unload_model\nPOST /sessions/s/finish"), "{ended}");
 }

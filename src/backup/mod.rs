@@ -100,8 +100,9 @@ fn tell(place: &Place, target: &Path, found: &Found, out: &mut dyn Write) -> any
     for path in &found.left_out {
         writeln!(out, "left out: {path} was deleted or overwritten meanwhile")?;
     }
-    let (checkpoints, mib) = (found.checkpoints, found.bytes >> 20);
-    writeln!(out, "done: {} ({checkpoints} checkpoints, {mib} MiB)", target.display())?;
+    let (count, mib) = (found.checkpoints, found.bytes >> 20);
+    let what = if place.is_embedded() { "checkpoints" } else { "directories of checkpoints" };
+    writeln!(out, "done: {} ({count} {what}, {mib} MiB)", target.display())?;
     if !place.is_embedded() {
         writeln!(
             out,

@@ -9,6 +9,8 @@ use crate::config::store::Store as Place;
 use crate::store::health::{self, Health};
 
 const AREA: &str = "database";
+/// A Postgres that is just starting is waited for no longer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Its lines, and the database's clock.
 pub async fn check(place: &Place, limit: Duration) -> (Vec<Line>, Option<DateTime<Utc>>) {
@@ -18,7 +20,7 @@ pub async fn check(place: &Place, limit: Duration) -> (Vec<Line>, Option<DateTim
         return (vec![Line::skip(AREA, "opens", what)], None);
     }
     let start = Instant::now();
-    let looked = tokio::time::timeout(limit, health::examine(&place.url, limit)).await;
+    let looked = tokio::time::timeout(limit, health::examine(&place.url, limit.min(PATIENCE))).await;
     let advice = match place.is_embedded() {
         true => "restore the file from a backup, or give another --data-dir",
         false => {

@@ -271,3 +271,21 @@ async fn files_go_up_and_come_down_over_links_alone() {
     let sent: Vec<_> = seen.iter().filter(|s| s.method == Method::PUT).collect();
     assert!(sent.len() == 2 && sent.iter().all(|s| &s.body[..] == b"content" && s.header("content-length") == "7"));
 }
+
+#[tokio::test]
+async fn an_impatient_client_hears_the_first_fault_and_the_servers_clock() {
+    let mock = Mock::start(|seen, before| match (seen.path.as_str(), before) {
+        ("/api/v1/healthz", 0) => Some(refuse(503, "starting")),
+        ("/api/v1/healthz", _) => Some(ok(json!({"status": "ok"}))),
+        _ => None,
+    })
+    .await;
+    let options = ClientOptions { retry_for: Some(Duration::ZERO), ..ClientOptions::new(&mock.url, "tml-key") };
+    let rest = RestClient::connect_with(&options).unwrap();
+    let e = rest.healthz().await.unwrap_err();
+    assert!(matches!(&e, Error::Status { status: 503, detail, .. } if detail == "starting"), "{e}");
+    assert_eq!(mock.seen("/healthz").len(), 1);
+    let (health, date) = rest.healthz().await.unwrap();
+    assert_eq!(health.status, "ok");
+    assert!((chrono::Utc::now() - date.unwrap()).num_seconds().abs() < 60);
+}
