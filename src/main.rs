@@ -1,4 +1,4 @@
-//! The command line: `tinderbox serve`, `key`, `backup`, `rollback`, `doctor`, `demo` and `openapi`.
+//! The command line: `tinderbox serve`, `key`, `backup`, `doctor`, `demo`, `rollback` and `openapi`.
 
 use std::io::Write;
 use std::process::ExitCode;

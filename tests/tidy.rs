@@ -75,7 +75,7 @@ const ANY: &[&str] = &["*"];
 const OPEN_TO_ALL: &[&str] = &["error", "ids", "config"];
 
 /// The parts of `src` that know the wire's types.
-const WIRE_TYPES_IN: &[&str] = &["api", "validate", "recipes", "rollback", "doctor"];
+const WIRE_TYPES_IN: &[&str] = &["api", "validate", "recipes", "doctor", "rollback"];
 
 /// Longest file, in lines; what grows past it holds two ideas.
 const FILE_LINES_MAX: usize = 400;

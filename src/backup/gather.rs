@@ -19,8 +19,8 @@ const JOURNAL: &str = "journal";
 const CHECKPOINTS: &str = "checkpoints";
 /// States of runs, then the weights of samplers that they count on.
 const STATES: [&str; 2] = ["runs", "snapshots"];
-/// Of the process that serves, or on their way in: of no use to another.
-const PASSING: [&str; 2] = ["lock", "uploads"];
+/// Of the process that serves, or on their way in or out: of no use to another.
+const PASSING: [&str; 3] = ["lock", "uploads", "exports"];
 
 pub struct Gathering<'a, 'b> {
     pub place: &'a Place,

@@ -34,9 +34,9 @@ fn dirs(accepted: &mut Accepted) -> Vec<&mut PathBuf> {
             | RunCommand::Revive { .. }
             | RunCommand::ForwardBackward { .. }
             | RunCommand::OptimStep(_)
-            | RunCommand::Unload
             | RunCommand::RollBack
-            | RunCommand::DropGradient => None,
+            | RunCommand::DropGradient
+            | RunCommand::Unload => None,
         },
     };
     let listed = match &mut accepted.completion {
