@@ -17,6 +17,7 @@ from pathlib import Path
 import faults_database
 import faults_disk
 import faults_files
+import faults_kills
 from runner import Checks, main
 from server import arguments
 
@@ -25,7 +26,7 @@ NO_ROOM = "needs root, to mount a small file system"
 
 def body(checks: Checks, args) -> None:
     args.tinderbox = args.tinderbox.resolve()
-    for faults in (faults_files, faults_disk, faults_database):
+    for faults in (faults_files, faults_kills, faults_disk, faults_database):
         if why := faults.missing():
             print(f"SKIP {faults.__name__}: {why}")
         else:
