@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -32,7 +33,7 @@ IDLE_ROUNDS_MAX = 3
 class Chaos:
     def __init__(self, args: argparse.Namespace, work: Path):
         self.args, self.work = args, work
-        self.world = World(args.tinderbox.resolve(), work, args.model_dir, args.database_url)
+        self.world = World(args.tinderbox.resolve(), work, args.model_dir, args.database_url, signal.Signals[f"SIG{args.signal}"])
         self.killer = Killer(self.world, args.kills, args.seed)
         self.reference: dict[str, dict] = {}
         self.faults: dict[int, list[str]] = {}
@@ -130,6 +131,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.06, help="seconds after each step, so that a loop lasts long enough to be struck")
     parser.add_argument("--database-url", help="default: SQLite in the data directory")
     parser.add_argument("--workdir", type=Path, help="kept; default: a temporary one, kept when something failed")
+    parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL", help="TERM: it is asked to end, which no client may notice either")
     parser.add_argument("--json", type=Path, metavar="FILE", help="kills and faults")
     return parser.parse_args()
 

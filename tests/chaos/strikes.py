@@ -93,7 +93,7 @@ class Killer:
             self._strike_start(strike)
         else:
             time.sleep(after)
-            self.world.kill()
+            self.world.end()
         self.left[kind] -= 1
         self.struck.append(strike)
         if self.kills >= 2 * LONG_EVERY and len(self.struck) % LONG_EVERY == 0:
@@ -116,7 +116,7 @@ class Killer:
         seen = moments.wait("replay", begun, SEEN_S)
         time.sleep(strike.after_s)
         strike.amid = seen and moments.count("replayed") == ended
-        self.world.kill()
+        self.world.end()
         starting.join()
 
     def _say(self, what: str) -> None:

@@ -16,6 +16,8 @@ from server import Server  # noqa: E402
 
 MODEL = "tiny"
 MOMENT = re.compile(rb'moment="?([a-z]+)')
+DRAINED_S = 20
+"""The longest that a server may take that was asked to end."""
 LOUD = re.compile(r"\b(WARN|ERROR)\b|panicked")
 VARIABLES = {"RUST_LOG": "info,tinderbox::durability=debug", "TINDERBOX_RUN_SNAPSHOT_SECONDS": "0.2", "NO_COLOR": "1"}
 """States of runs are written often, so that many a kill strikes between two of them or inside one."""
@@ -50,10 +52,10 @@ class Moments:
 class World(Server):
     """Its data directory lies in `work`, which has to be empty; a database may lie elsewhere."""
 
-    def __init__(self, binary: Path, work: Path, model_dir: Path, database_url: str | None):
+    def __init__(self, binary: Path, work: Path, model_dir: Path, database_url: str | None, how: signal.Signals = signal.SIGKILL):
         options = ["--database-url", database_url] if database_url else []
         super().__init__(binary, work / "data", {MODEL: model_dir}, *options, **VARIABLES)
-        self.moments, self.ended = Moments(), False
+        self.how, self.moments, self.ended = how, Moments(), False
         self.log.touch()
         threading.Thread(target=self._follow, daemon=True).start()
 
@@ -67,12 +69,12 @@ class World(Server):
                 elif found := MOMENT.search(line):
                     self.moments.say(found[1].decode())
 
-    def kill(self) -> None:
-        """SIGKILL. An error where it was gone before: nobody else ends it."""
+    def end(self) -> None:
+        """Kills it, or asks it to end. An error where it was gone before, or takes too long: nobody else ends it."""
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended by itself with {self.process.returncode}; its log ends:\n{self.tail()}")
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.process.send_signal(self.how)
+        self.process.wait(DRAINED_S)
 
     def loud(self) -> list[str]:
         """Warnings and errors of the whole log."""

@@ -84,6 +84,21 @@ def check_full_disk_is_told(args, work: Path):
         return refusals
 
 
+def check_killed_on_a_full_disk(args, work: Path):
+    """The last good state was not overwritten by one for which there was no room."""
+    data = work / "killed" / "data"
+    with mounted(data, 24), Pair(args, data) as pair:
+        pair.of_a += [pair.a.step() for _ in range(2)]
+        pair.kept(pair.a)
+        pair.of_a += [pair.a.step() for _ in range(2)]
+        filler = Filler(data)
+        time.sleep(2)
+        pair.kill()
+        filler.free()
+        pair.start()
+        pair.same_as_undisturbed(pair.a, "a", pair.of_a)
+
+
 def refused_while_full(pair: Pair) -> str:
     """Requests until one is refused; its message."""
     for _ in range(200):

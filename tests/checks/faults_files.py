@@ -180,6 +180,20 @@ def check_flipped_byte_in_a_samplers_weights(args, work: Path):
         return str(answer)[:200]
 
 
+def check_flipped_byte_in_a_checkpoint(args, work: Path):
+    """It does not load, instead of loading as something else."""
+    with Pair(args, work / "checkpoint") as pair:
+        pair.of_a.append(pair.a.step())
+        path = pair.a.save("flipped")
+        for file in layout.checkpoint_files(pair.server.data, pair.a.run):
+            layout.flip(file, file.stat().st_size // 2)
+        session = pair.a.ask("create_session", tags=[], user_metadata={}, sdk_version="0.38.0")["session_id"]
+        answer = pair.a.outcome(pair.a.ask("load_weights", session_id=session, model_seq_id=0, path=path, optimizer=True))
+        assert "error" in answer, f"loaded from damaged files: {answer}"
+        pair.same_as_undisturbed(pair.b, "b", pair.of_b)
+        return str(answer)[:200]
+
+
 def check_power_cut(args, work: Path):
     """A copy of the directory of a server in the midst of work, without the journal's last bytes. Whatever is sent again has the same result as
     before, or is told to be lost; where little is missing, nothing is lost."""

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "chaos"))
 
 from process import LoopProcess  # noqa: E402
 from verdict import differences, digest  # noqa: E402
-from world import World  # noqa: E402
+from world import MODEL, World  # noqa: E402
 
 STEPS = 30
 

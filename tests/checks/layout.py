@@ -23,6 +23,11 @@ def snapshot_files(data: Path) -> list[Path]:
     return sorted((data / "snapshots").rglob("*.safetensors"))
 
 
+def checkpoint_files(data: Path, run: str) -> list[Path]:
+    """Weights and optimiser of the run's checkpoints."""
+    return sorted((data / "checkpoints" / run.replace(":", "-")).rglob("*.safetensors"))
+
+
 def set_aside(data: Path) -> list[Path]:
     """What a start found damaged and left for a look."""
     return sorted((data / "runs").glob("*.damaged"))

@@ -23,11 +23,14 @@ class PlainRun:
         backward, update = self.train(), self.numbered("optim_step", adam_params={"learning_rate": 1e-2})
         return self.result(backward), self.result(update)
 
-    def train(self) -> dict:
-        tokens = [self.rng.randrange(20, 500) for _ in range(24)]
-        inputs = {"target_tokens": tensor(tokens[1:], "int64"), "weights": tensor([1.0] * 23, "float32")}
-        data = [{"model_input": {"chunks": [text(tokens[:-1])]}, "loss_fn_inputs": inputs}]
+    def train(self, datums: int = 1, length: int = 24) -> dict:
+        data = [self.datum(length) for _ in range(datums)]
         return self.numbered("forward_backward", forward_backward_input={"data": data, "loss_fn": "cross_entropy"})
+
+    def datum(self, length: int) -> dict:
+        tokens = [self.rng.randrange(20, 500) for _ in range(length)]
+        inputs = {"target_tokens": tensor(tokens[1:], "int64"), "weights": tensor([1.0] * (length - 1), "float32")}
+        return {"model_input": {"chunks": [text(tokens[:-1])]}, "loss_fn_inputs": inputs}
 
     def save(self, name: str, **more) -> str:
         return self.result(self.numbered("save_weights", path=name, **more))["path"]
