@@ -26,7 +26,9 @@ from strikes import KINDS, Killer, Strike
 from verdict import differences, digest
 from world import World
 
-FULL_STEPS = 20
+STEPS_MAX = {"full": 20, "mixed": 20}
+SELDOM = {"full": 0, "mixed": 1}
+"""Loops that take part in each third round."""
 IDLE_ROUNDS_MAX = 3
 
 
@@ -55,8 +57,8 @@ class Chaos:
                 self.faults.setdefault(self.number, []).append(f"moments that never came: {self.killer.left}")
 
     def chosen(self, number: int) -> list[str]:
-        """The full run takes part in every third round."""
-        return [kind for kind in self.args.loops if kind != "full" or number % 3 == 0]
+        seldom = [kind for kind in self.args.loops if SELDOM.get(kind, number % 3) != number % 3]
+        return [kind for kind in self.args.loops if kind not in seldom] or self.args.loops
 
     def round(self, number: int, kinds: list[str], killed: bool = False) -> None:
         begin = time.monotonic()
@@ -80,7 +82,7 @@ class Chaos:
             self.faults.setdefault(number, []).extend(faults)
 
     def steps(self, kind: str) -> int:
-        return min(self.args.steps, FULL_STEPS) if kind == "full" else self.args.steps
+        return min(self.args.steps, STEPS_MAX.get(kind, self.args.steps))
 
     def ended(self, loop: LoopProcess) -> list[str]:
         if why := loop.finish():
@@ -126,8 +128,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model-dir", type=Path, required=True, help="a tiny model, of tests/conformance/make_tiny_model.py")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--steps", type=int, default=50, help="of each loop; of the full run at most 20")
-    parser.add_argument("--loops", type=lambda text: text.split(","), default=["sft", "rl", "full"])
+    parser.add_argument("--steps", type=int, default=50, help="of each loop; of full and mixed at most 20")
+    parser.add_argument("--loops", type=lambda text: text.split(","), default=["sft", "rl", "full", "mixed"])
     parser.add_argument("--pause", type=float, default=0.06, help="seconds after each step, so that a loop lasts long enough to be struck")
     parser.add_argument("--database-url", help="default: SQLite in the data directory")
     parser.add_argument("--workdir", type=Path, help="kept; default: a temporary one, kept when something failed")
@@ -138,6 +140,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    # Also a script that is told to end must stop its server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = args.workdir or Path(tempfile.mkdtemp(prefix="chaos-"))
     chaos = Chaos(args, work)
     try:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The loops that a killed server must not disturb, as anybody would write them with the SDK; each runs as a process of its own.
 
-    loops.py sft|rl|full --base-url URL --model NAME --steps N --pause SECONDS --out FILE
+    loops.py sft|rl|full|mixed --base-url URL --model NAME --steps N --pause SECONDS --out FILE
 
 Everything the server answered goes into FILE as JSON. Lines on stdout say how far the loop is: `begin`, `step N`, `deleting PATH`, `end`.
 """
@@ -79,11 +79,11 @@ class Loop:
         """A path without the run's id, which is another each time."""
         return path.removeprefix(f"tinker://{self.run}/")
 
-    def note_training(self, step: int, backward, update) -> None:
+    def note_training(self, step: int, backward, update, of: str = "") -> None:
         output, stepped = backward.result(), update.result()
-        self.note(step, "logprobs", [o["logprobs"].tolist() for o in output.loss_fn_outputs])
-        self.note(step, "metrics", output.metrics)
-        self.note(step, "optim_step", stepped.metrics)
+        self.note(step, of + "logprobs", [o["logprobs"].tolist() for o in output.loss_fn_outputs])
+        self.note(step, of + "metrics", output.metrics)
+        self.note(step, of + "optim_step", stepped.metrics)
 
     def sample(self, step: int, sampler, prompt: list[int], n: int, seed: int | None):
         params = types.SamplingParams(max_tokens=8, temperature=1.0, stop=[], seed=seed)
@@ -172,9 +172,62 @@ def reinforcement_loop(loop: Loop) -> None:
         say(f"step {step}")
 
 
+def margin(logprobs, weights):
+    """A loss that is uploaded: run by the server, as data."""
+    loss = -(logprobs * weights).sum() + 0.1 * (logprobs**2 * weights).sum()
+    return loss, {"custom/margin:sum": loss}
+
+
+def mixed_loop(loop: Loop) -> None:
+    """What the other loops do not call: uploaded and own losses, requests in many parts, in-flight samplers, runs from states, exports."""
+    handle = loop.service.create_custom_loss(margin, input_ranks={"logprobs": 1, "weights": 1}).result()
+    base = loop.service.create_sampling_client(base_model=loop.args.model).result()
+    for step in range(1, loop.args.steps + 1):
+        data = [supervised(loop.rng, 8) for _ in range(3)]
+        match step % 4:
+            case 0:
+                backward = loop.trainer.forward_backward_custom(data, handle)
+            case 1:
+                backward = loop.trainer.forward_backward_custom(data, lambda _, logprobs: (-sum(x.sum() for x in logprobs), {"own": len(logprobs)}))
+            case 2:
+                many = [supervised(loop.rng, 4) for _ in range(1500)]
+                backward = loop.trainer.forward_backward(many, "cross_entropy")
+            case 3:
+                loop.note(step, "forward", [o["logprobs"].tolist() for o in loop.trainer.forward(data, "cross_entropy").result().loss_fn_outputs])
+                backward = loop.trainer.forward_backward(data, "cross_entropy")
+        loop.note_training(step, backward, loop.trainer.optim_step(ADAM))
+        inflight = loop.trainer.save_weights_and_get_sampling_client(kind="inflight").result()
+        for sampler in (inflight, base):
+            loop.sample(step, sampler, tokens(loop.rng, 6), 2, seed=step)
+        if step % SAVE_EVERY == 5:
+            branch(loop, step)
+        time.sleep(loop.args.pause)
+        say(f"step {step}")
+
+
+def branch(loop: Loop, step: int) -> None:
+    """A run from a state of the first one, its export, and what can be done to a checkpoint."""
+    origin = loop.trainer.save_state(f"origin-{step}").result().path
+    loop.saved.append(origin)
+    made = loop.service.create_training_client_from_state(origin).result()
+    backward = made.forward_backward([supervised(loop.rng, 8)], "cross_entropy")
+    loop.note_training(step, backward, made.optim_step(ADAM), of="branch's ")
+    path = made.save_weights_external("export", ttl_seconds=3600).result().path
+    urls = loop.rest.get_external_weights_urls(path).result().urls
+    loop.note(step, "exported", sorted(urls))
+    loop.rest.publish_checkpoint_from_tinker_path(path).result()
+    loop.rest.set_checkpoint_ttl_from_tinker_path(path, 7200).result()
+    loop.rest.unpublish_checkpoint_from_tinker_path(path).result()
+    say(f"deleting {path}")
+    loop.rest.delete_checkpoint_from_tinker_path(path).result()
+
+
+LOOPS = {"sft": supervised_loop, "rl": reinforcement_loop, "full": supervised_loop, "mixed": mixed_loop}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("sft", "rl", "full"))
+    parser.add_argument("kind", choices=tuple(LOOPS))
     parser.add_argument("--base-url", required=True)
     parser.add_argument("--api-key", default="tml-chaos")
     parser.add_argument("--model", required=True)
@@ -184,7 +237,7 @@ def main() -> None:
     args = parser.parse_args()
     say("begin")
     loop = Loop(args, args.model + (":full" if args.kind == "full" else ""))
-    (reinforcement_loop if args.kind == "rl" else supervised_loop)(loop)
+    LOOPS[args.kind](loop)
     loop.finish()
     args.out.write_text(json.dumps({"run": loop.run, "record": loop.record, "loose": loop.loose}))
     say("end")
