@@ -143,6 +143,7 @@ def main() -> None:
     # Also a script that is told to end must stop its server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = args.workdir or Path(tempfile.mkdtemp(prefix="chaos-"))
+    work.mkdir(parents=True, exist_ok=True)
     chaos = Chaos(args, work)
     try:
         chaos.run()

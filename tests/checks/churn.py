@@ -42,7 +42,7 @@ TIMES = {
 """Columns with times, in microseconds."""
 ELSEWHERE = {"audit": "cleared once an hour, by age and number of rows", "_sqlx_migrations": "of the tables themselves"}
 """Rows that are printed and not judged."""
-RSS_SHARE, RSS_MIB, HANDLES, THREADS, ENTRIES, DATABASE_MIB = 0.10, 8, 6, 3, 12, 2
+RSS_SHARE, RSS_MIB, HANDLES, THREADS, ENTRIES, DISK_MIB = 0.10, 8, 6, 3, 2, 2
 JOURNAL_MIB = 128
 """Released records may lie about up to 64 MiB, beside as many as are needed; so much is the journal's bound, not what it may grow by."""
 MIB = 1 << 20
@@ -120,7 +120,7 @@ def growth_allowed(name: str, before: float, lives: int) -> float | None:
         return None if kind[1] in ELSEWHERE else lives / 20
     if kind[0] == "journal" and kind[1] == "MiB":
         return JOURNAL_MIB - before
-    return {"threads": THREADS, "handles": HANDLES, "entries": ENTRIES, "MiB": DATABASE_MIB}[kind[-1]]
+    return {"threads": THREADS, "handles": HANDLES, "entries": ENTRIES, "MiB": DISK_MIB}[kind[-1]]
 
 
 def settle(books: Books) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 from faults_files import NAME, Pair
 from faults_loops import Reference
 
-MIB = 1 << 20
-
 
 def missing() -> str | None:
     if os.geteuid() != 0:
@@ -37,15 +35,15 @@ def mounted(folder: Path, mib: int):
 
 
 class Filler:
-    """Takes all room of a file system until `free`."""
+    """Takes all room of a file system until `free`; at once, so that nobody gets far meanwhile."""
 
     def __init__(self, folder: Path):
-        self.file = folder / "filler"
+        self.file, room = folder / "filler", os.statvfs(folder)
         with self.file.open("wb", buffering=0) as out, contextlib.suppress(OSError):
-            for size in (MIB, 4096, 1):
-                with contextlib.suppress(OSError):
-                    while True:
-                        out.write(b"x" * size)
+            os.posix_fallocate(out.fileno(), 0, room.f_bavail * room.f_frsize)
+            out.seek(0, os.SEEK_END)
+            while True:
+                out.write(b"x" * 4096)
 
     def free(self) -> None:
         self.file.unlink()
@@ -53,7 +51,7 @@ class Filler:
 
 def check_full_disk_under_an_sdk_loop(args, work: Path):
     """The loop waits, and ends as if nothing had happened."""
-    with mounted(work / "loop" / "data", 96), Reference(args, work / "loop") as reference:
+    with mounted(work / "loop" / "data", 40), Reference(args, work / "loop") as reference:
         loop = reference.begin()
         reference.reach(loop, 12)
         filler = Filler(reference.world.data)
