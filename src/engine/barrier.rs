@@ -20,7 +20,7 @@ impl Engine {
         // The reply goes down with the panic, which fails its promise.
         if catch_unwind(AssertUnwindSafe(|| self.barrier(model, seq, command, reply))).is_err() {
             tracing::error!(run = %model, seq_id = seq, "a request panicked; its run is ended");
-            self.unload(model);
+            self.unload(model, None);
             self.end_unloaded();
         }
     }
@@ -57,10 +57,7 @@ impl Engine {
             }),
             RunCommand::Save(save) => return self.save(model, &save, reply),
             RunCommand::Load(restore) => self.models.load_into(model, &restore).map(|()| Outcome::Loaded),
-            RunCommand::Unload => {
-                self.unload(model);
-                Ok(Outcome::Unloaded)
-            }
+            RunCommand::Unload => return self.unload(model, Some(reply)),
             RunCommand::Create { restore, .. } => {
                 let created = self.planned(model, |models, plan| models.create(model, plan, restore.as_ref()));
                 if created.is_err() {
@@ -117,9 +114,9 @@ impl Engine {
         }));
     }
 
-    pub(super) fn unload(&mut self, model: &ModelId) {
+    pub(super) fn unload(&mut self, model: &ModelId, reply: Option<Reply>) {
         self.models.unload(model);
         self.inbox.forget(model);
-        self.inbox.unloaded.push(model.clone());
+        self.inbox.unloaded.push((model.clone(), reply));
     }
 }

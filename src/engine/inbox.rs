@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use crate::command::{Command, Datum, Origin, Outcome, RunCommand, RunKind, SampleSource, Save};
+use crate::command::{Command, Datum, Origin, RunCommand, RunKind, SampleSource, Save};
 use crate::engine::asleep::Drowsy;
 use crate::engine::handle::{Asleep, Message, NOW, Reply, Stopped, Submission};
 use crate::engine::load::{Board, Load};
@@ -37,8 +37,8 @@ pub struct Inbox {
     pub board: Board,
     pub published: Instant,
     pub writers_busy: bool,
-    /// Runs that have ended, whose files are to go.
-    pub unloaded: Vec<ModelId>,
+    /// Runs that have ended, whose files are to go, and who waits for that.
+    pub unloaded: Vec<(ModelId, Option<Reply>)>,
     /// Runs that are to leave memory, those on their way, and those that have.
     pub sleepy: Vec<ModelId>,
     pub drowsy: HashMap<ModelId, Drowsy>,
@@ -165,8 +165,8 @@ impl Inbox {
             self.drowsy.remove(&model);
             self.asleep.remove(&model);
             self.forget(&model);
-            self.unloaded.push(model);
-            return reply(Ok(Outcome::Unloaded));
+            // Answered when its files are gone, and snapshots of it are in theirs.
+            return self.unloaded.push((model, Some(reply)));
         }
         let queued = self.wake(&model, models).and_then(|()| self.queue(&model, seq, &command, models));
         if let Err(e) = queued {

@@ -61,8 +61,11 @@ impl Engine {
 
     /// The files of runs that have ended go.
     pub(super) fn end_unloaded(&mut self) {
-        for model in std::mem::take(&mut self.inbox.unloaded) {
+        for (model, reply) in std::mem::take(&mut self.inbox.unloaded) {
             self.keeping.end(&model, &self.models);
+            if let Some(reply) = reply {
+                reply(Ok(Outcome::Unloaded));
+            }
         }
     }
 }

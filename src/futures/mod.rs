@@ -168,6 +168,10 @@ impl Futures {
     pub fn forget_expired(&self) {
         self.lock().forget_older(self.retention.time);
         self.forget_gone();
+    }
+
+    /// Tries again to write answers that the disk had no room for.
+    pub fn write_owed(&self) {
         self.ledger.write_owed();
     }
 

@@ -1,6 +1,6 @@
 //! After a restart: answers are there again, runs go on from their last state, and what was not answered is done.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,10 +45,9 @@ impl Futures {
         on_disk.for_each(|model| {
             runs.entry(model).or_default();
         });
-        let unloading: Vec<ModelId> = open.values().filter_map(unloads).collect();
         let (mut alive, mut begun, mut dormant) = (Vec::new(), Vec::new(), Vec::new());
         for (model, run) in runs {
-            if unloading.contains(&model) || !self.goes_on(&session_of(&model.0)).await? {
+            if !self.goes_on(&session_of(&model.0)).await? {
                 self.end_restored(&model, run);
                 continue;
             }
@@ -61,6 +60,7 @@ impl Futures {
         let kept: HashSet<String> = alive.iter().map(|r| &r.model).chain(&dormant).map(ModelId::dir_name).collect();
         remove_others(runs_dir, &kept);
         self.engine.expect(alive.iter().flat_map(Ready::snapshots).collect());
+        let numbers: HashMap<ModelId, u64> = alive.iter().map(|r| (r.model.clone(), r.end())).collect();
         for ready in alive {
             if let Some(asleep) = self.may_sleep(&ready).await? {
                 self.begin_run(&ready.model, &ready.row);
@@ -72,7 +72,11 @@ impl Futures {
         }
         for (_, accepted) in open {
             match unloads(&accepted) {
-                Some(model) => self.settle_restored(accepted, Ok(Answer::Unloaded { model })),
+                Some(model) => match numbers.get(&model) {
+                    // Behind what is done again, so that snapshots of it are there.
+                    Some(next) => self.submit_open(at_its_end(accepted, *next)),
+                    None => self.settle_restored(accepted, Ok(Answer::Unloaded { model })),
+                },
                 None if self.goes_on(&sampled_by(&accepted)).await? => self.submit_open(accepted),
                 None => self.fail(accepted, Error::user("its session has ended")),
             }
@@ -189,7 +193,10 @@ impl Futures {
         let (futures, name, replay) = (self.clone(), model.clone(), replay.clone());
         let command = Command::Run { owner, model: model.clone(), seq, command };
         let reply = move |outcome: Result<Outcome>| {
-            if let Err(e) = outcome {
+            // The end of the server breaks off what is done again; the next start does it.
+            if let Err(e) = outcome
+                && !*futures.closing.borrow()
+            {
                 tracing::error!(run = %name, seq_id = seq, error = %e, "the run cannot go on where it was");
                 futures.broken(&name, &e.message);
             }
@@ -325,6 +332,11 @@ impl Ready {
         again.filter_map(|(_, a)| of(&a.command)).collect()
     }
 
+    /// The number behind all that is known of it.
+    fn end(&self) -> u64 {
+        self.state.as_ref().map_or(1, |(next, _)| *next).max(self.run.last() + 1)
+    }
+
     /// Its row, when that is only written after its creation.
     fn unlisted(&self) -> Option<RunRow> {
         (self.run.requests.contains_key(&0) && !self.run.answered.contains_key(&0)).then(|| self.row.clone())
@@ -358,6 +370,15 @@ impl Drop for Replay {
         let seconds = self.0.elapsed().as_secs_f64();
         tracing::debug!(target: "tinderbox::durability", moment = "replayed", seconds, "replay ends");
     }
+}
+
+/// The unloading of a run, in the run's order.
+fn at_its_end(accepted: Accepted, next: u64) -> Accepted {
+    let command = match accepted.command {
+        Command::Run { owner, model, command, .. } => Command::Run { owner, model, seq: next, command },
+        sample => sample,
+    };
+    Accepted { command, ..accepted }
 }
 
 fn unloads(accepted: &Accepted) -> Option<ModelId> {

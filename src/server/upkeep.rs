@@ -44,6 +44,7 @@ async fn once(app: &App, used: bool) -> Result<()> {
     refresh_keys(app).await?;
     app.store().write_noted().await?;
     app.futures().write_marks().await?;
+    app.futures().write_owed();
     if used {
         write_used(app).await?;
     }
