@@ -10,7 +10,7 @@ use tinderbox::command::{Fault, LoraConfig, Outcome, Restore, RunCommand, RunKin
 use tinderbox::config::limits::Limits;
 use tinderbox::engine::handle::Keeper;
 use tinderbox::engine::keep;
-use tinderbox::ids::{ModelId, SamplerId};
+use tinderbox::ids::{ModelId, SamplerId, SessionId};
 
 use crate::engine::{BASE, Engine, bits, datum, fb, id, logprobs, sample, sampled, step};
 
@@ -147,6 +147,34 @@ fn snapshots_are_there_again_and_the_state_after_a_load_needs_no_checkpoint() {
     copy_dir(&snapshots, &second.path().join("snapshots"));
     let again = Engine::over(second.path(), often());
     assert_eq!([look(&again, 0), look(&again, 1)], before);
+}
+
+#[test]
+fn a_silent_sessions_run_leaves_memory_and_wakes_to_the_bit() {
+    let engine = start(&Arc::default());
+    for model in ["a", "twin"] {
+        engine.create(model, 4);
+        engine.run(model, 1, fb(vec![datum(12, 1)]));
+        engine.run(model, 2, step(0.02)).recv().unwrap().unwrap();
+        engine.run(model, 3, fb(vec![datum(30, 2)])).recv().unwrap().unwrap();
+    }
+    // Number 4 never came, so 5 waits.
+    let waiting = engine.run("a", 5, step(0.02));
+    engine.handle.fell_silent(SessionId("s".into()), vec![id("a")]);
+    assert!(waiting.recv().unwrap().unwrap_err().message.contains("silent"));
+    state(&engine, "a", 6);
+    let rest = |model: &str, next| {
+        engine.run(model, next, step(0.02)).recv().unwrap().unwrap();
+        logprobs(engine.run(model, next + 1, fb(vec![datum(20, 3)])).recv().unwrap())
+    };
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(rest("a", 6), rest("twin", 4));
+    // Asked while its state is being written it stays.
+    engine.handle.fell_silent(SessionId("s".into()), vec![id("a")]);
+    assert_eq!(rest("a", 8), rest("twin", 6));
+    engine.handle.fell_silent(SessionId("s".into()), vec![id("a")]);
+    engine.run("a", tinderbox::engine::handle::NOW, RunCommand::Unload).recv().unwrap().unwrap();
+    assert!(!engine.path("runs").join(id("a").dir_name()).exists());
 }
 
 #[test]

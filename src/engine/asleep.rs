@@ -54,6 +54,7 @@ impl Engine {
 impl Inbox {
     /// Something is asked of a run: if it is asleep its state is read before anything else.
     pub fn wake(&mut self, model: &ModelId, models: &Models) -> Result<()> {
+        self.sleepy.retain(|m| m != model);
         self.drowsy.remove(model);
         let Some(Asleep { owner, base, kind, next, state, .. }) = self.asleep.remove(model) else { return Ok(()) };
         let plan = models.plan(&base, kind)?;

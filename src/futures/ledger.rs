@@ -7,90 +7,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
-
 use crate::command::{Command, Fault};
 use crate::engine::handle::Keeper;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::{ModelId, OwnerId, RequestId};
 use crate::wal::{Log, RecordId, Sync};
 
 use super::complete::Completion;
 use super::issue::Key;
 use super::journal::OPTIM_STEP;
+use super::records::{Answered, Record, Written, encoded};
 use super::restored::Restored;
-use super::state::Answer;
-
-/// One record. Its fields are named in the files, so that a later version can add some.
-#[derive(Serialize, Deserialize)]
-pub(super) enum Record {
-    Accepted(Box<Accepted>),
-    Answered(Box<Answered>),
-    /// This number of this run was refused at the door.
-    Refused {
-        model: ModelId,
-        seq: u64,
-    },
-    /// The run went on without the numbers from `from` up to `next`.
-    GaveUp {
-        model: ModelId,
-        from: u64,
-        next: u64,
-    },
-    /// The run is gone: nothing of it before this record counts.
-    Ended {
-        model: ModelId,
-    },
-}
-
-/// A request for which a promise was given.
-#[derive(Serialize, Deserialize)]
-pub struct Accepted {
-    pub id: RequestId,
-    pub owner: OwnerId,
-    pub key: Key,
-    pub meaning: u64,
-    pub command: Command,
-    pub completion: Completion,
-}
-
-/// How a promise ended.
-#[derive(Serialize, Deserialize)]
-pub struct Answered {
-    pub id: RequestId,
-    pub owner: OwnerId,
-    /// The endpoint.
-    pub kind: String,
-    pub key: Key,
-    pub meaning: u64,
-    pub began: DateTime<Utc>,
-    pub ended: DateTime<Utc>,
-    pub result: Result<Answer>,
-}
-
-/// As [`Record`], of what is not to be copied for it.
-#[derive(Serialize)]
-enum Written<'a> {
-    Accepted {
-        id: &'a RequestId,
-        owner: &'a OwnerId,
-        key: &'a Key,
-        meaning: u64,
-        command: &'a Command,
-        completion: &'a Completion,
-    },
-    Answered {
-        id: &'a RequestId,
-        owner: &'a OwnerId,
-        kind: &'a str,
-        key: &'a Key,
-        meaning: u64,
-        began: DateTime<Utc>,
-        ended: DateTime<Utc>,
-        result: &'a Result<Answer>,
-    },
-}
 
 /// A run, and why it is marked or that it is not any more.
 pub type Mark = (ModelId, Option<Fault>);
@@ -353,6 +280,89 @@ impl Keeper for Ledger {
     }
 }
 
-fn encoded(record: &impl Serialize) -> Result<Vec<u8>> {
-    rmp_serde::to_vec_named(record).map_err(|e| Error::server(format!("a record of the journal: {e}")))
+#[cfg(test)]
+mod tests {
+    use chrono::Utc;
+
+    use super::*;
+    use crate::error::Error;
+    use crate::futures::complete::Completion;
+    use crate::futures::issue::Request;
+    use crate::futures::restored::RestoredRun;
+    use crate::futures::state::Answer;
+    use crate::futures::testing::{owner, run, step};
+    use std::time::Duration;
+
+    const SYNC: Sync = Sync::Within(Duration::ZERO);
+
+    fn accept(ledger: &Ledger, seq: u64) -> Request {
+        let request = step(seq, seq);
+        let (key, command, completion) = (&request.key, &request.command, &request.completion);
+        ledger.accept((&request.id, &owner()), (key, seq), command, completion).unwrap();
+        request
+    }
+
+    fn answer(ledger: &Ledger, request: &Request, result: Result<Answer>) {
+        let (id, key, kind) = (request.id.clone(), request.key.clone(), OPTIM_STEP.into());
+        let (meaning, began, ended) = (request.meaning, Utc::now(), Utc::now());
+        ledger.answer(&Answered { id, owner: owner(), kind, key, meaning, began, ended, result });
+    }
+
+    fn stepped() -> Result<Answer> {
+        Ok(Answer::OptimStep { metrics: vec![] })
+    }
+
+    fn reopened(dir: &Path) -> (Ledger, Restored) {
+        Ledger::open(dir, SYNC).unwrap()
+    }
+
+    #[test]
+    fn requests_come_back_until_a_state_holds_them_and_answers_until_they_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = reopened(dir.path()).0;
+        let first = accept(&ledger, 1);
+        assert!(!ledger.settled(&run(), 2));
+        answer(&ledger, &first, stepped());
+        assert!(ledger.settled(&run(), 2));
+        let second = accept(&ledger, 2);
+        ledger.refuse(&run(), 3);
+        assert!(ledger.settled(&run(), 2) && !ledger.settled(&run(), 3));
+        drop(ledger);
+
+        let (ledger, restored) = reopened(dir.path());
+        let RestoredRun { requests, answered, refused, .. } = &restored.runs[&run()];
+        let numbers: Vec<u64> = requests.keys().copied().collect();
+        assert_eq!((numbers, &requests[&2].id), (vec![1, 2], &second.id));
+        assert_eq!((requests[&2].meaning, &requests[&2].command), (2, &second.command));
+        assert_eq!((answered.get(&1), answered.get(&2), refused.contains(&3)), (Some(&true), None, true));
+        assert_eq!(restored.answers.iter().map(|a| a.id.clone()).collect::<Vec<_>>(), std::slice::from_ref(&first.id));
+        assert!(!ledger.settled(&run(), 3), "what is open stays open");
+        let before = ledger.bytes().1;
+        ledger.kept(&run(), 2);
+        ledger.forget(&first.id);
+        assert!(ledger.bytes().1 < before);
+    }
+
+    #[test]
+    fn of_what_failed_only_the_number_is_kept_and_a_hole_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = reopened(dir.path()).0;
+        let mut failed = accept(&ledger, 1);
+        failed.completion = Completion::ForwardBackward;
+        let (id, key, result) = (failed.id.clone(), failed.key.clone(), Err(Error::user("not finite")));
+        let (began, ended, kind) = (Utc::now(), Utc::now(), "forward_backward".to_owned());
+        ledger.answer(&Answered { id, owner: owner(), kind, key, meaning: 1, began, ended, result });
+        let live = ledger.bytes().1;
+        let third = accept(&ledger, 3);
+        answer(&ledger, &third, stepped());
+        drop(ledger);
+        let (ledger, restored) = reopened(dir.path());
+        let known = &restored.runs[&run()];
+        assert!(live < 1000 && known.skips(1), "{live} bytes");
+        assert_eq!((known.hole(1), known.last()), (Some(2), 3));
+        ledger.ended(&run());
+        drop(ledger);
+        let (_, restored) = reopened(dir.path());
+        assert!(restored.runs.is_empty() && restored.ended.contains(&run()));
+    }
 }

@@ -15,6 +15,7 @@ mod moved;
 pub mod news;
 pub mod pace;
 pub mod recent;
+mod records;
 pub mod restored;
 pub mod retrieve;
 mod revive;
@@ -44,9 +45,10 @@ use crate::store::usage::Counters;
 use admission::{Admission, Room};
 use issue::Key;
 use journal::{Entry, Journal};
-use ledger::{Answered, Ledger};
+use ledger::Ledger;
 use pace::Pace;
 use recent::{Failure, Waiting};
+use records::Answered;
 use table::Table;
 
 /// How long and how much of finished work is kept.

@@ -6,7 +6,7 @@ use crate::command::{Command, RunCommand, SampleSource, Save};
 use crate::store::moved::last_three;
 
 use super::complete::Completion;
-use super::ledger::Accepted;
+use super::records::Accepted;
 use super::restored::Restored;
 
 impl Restored {

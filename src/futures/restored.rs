@@ -6,7 +6,8 @@ use crate::command::{Command, RunCommand, Save};
 use crate::ids::{ModelId, RequestId};
 use crate::wal::RecordId;
 
-use super::ledger::{Accepted, Answered, Index, Record, place};
+use super::ledger::{Index, place};
+use super::records::{Accepted, Answered, Record};
 use super::state::Answer;
 
 #[derive(Default)]

@@ -19,8 +19,8 @@ use super::Futures;
 use super::complete::{Completion, Guard};
 use super::issue::Key;
 use super::journal::{kind, known_kind};
-use super::ledger::{Accepted, Answered};
 use super::leftovers::{remove_others, set_aside};
+use super::records::{Accepted, Answered};
 use super::restored::{Restored, RestoredRun};
 use super::state::Answer;
 
