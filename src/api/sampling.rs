@@ -20,6 +20,7 @@ use crate::ids::{CheckpointPath, OwnerId, RequestId, SamplerId, SessionId};
 use crate::store::samplers::{SamplerRow, SamplerSource};
 use crate::validate;
 use crate::validate::runs::base_name;
+use crate::validate::sampling::Names;
 use crate::validate::weights::sampling_path;
 
 use super::auth::Owner;
@@ -140,7 +141,8 @@ pub async fn asample(
     let num_samples = r.num_samples;
     let (source, path) = weights(&app, &owner, &row).await?;
     let model = app.model_of(&row.base_model, format_args!("sampler {id}"))?;
-    let checked = validate::sampling::sample(r, source, model, app.limits().max_num_samples, app.seed(&key))?;
+    let checked =
+        validate::sampling::sample(r, source, model, app.limits().max_num_samples, app.seed(&key), &Names::TINKER)?;
     let promise = RequestId::random();
     let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };
     let command = Command::Sample { origin, request: checked.request };

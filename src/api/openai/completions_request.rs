@@ -75,8 +75,7 @@ impl CompletionRequest {
         if self.echoes() && asked && self.sampling.streams() {
             return Err(Error::user("echo with logprobs or return_token_ids cannot be streamed"));
         }
-        let name = |e: Error| Error { message: e.message.replace("top_logprobs", "logprobs"), ..e };
-        let mut settings = self.sampling.settings(self.logprobs.unwrap_or(0)).map_err(name)?;
+        let mut settings = self.sampling.settings(("logprobs", self.logprobs.unwrap_or(0)))?;
         settings.max_tokens = settings.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
         if self.only_scores() {
             settings.max_tokens = Some(1);

@@ -4,8 +4,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use tinderbox_client::types::lenient;
 
-use crate::api::inference::settings::Settings;
+use crate::api::inference::settings::{NAMES, Settings};
 use crate::error::{Error, Result};
+use crate::validate::sampling::Names;
 
 /// Alternatives of a token that may be asked for.
 pub const MAX_TOP_LOGPROBS: i64 = 20;
@@ -48,11 +49,11 @@ pub struct StreamOptions {
 }
 
 impl Sampling {
-    /// `topk` alternatives of each token.
+    /// `topk` alternatives of each token, under the request's name for them.
     ///
     /// # Errors
     /// User errors for fields that contradict each other or that nothing here can honour.
-    pub fn settings(&self, topk: i64) -> Result<Settings> {
+    pub fn settings(&self, (name, topk): (&'static str, i64)) -> Result<Settings> {
         self.refuse()?;
         let max_tokens = match (self.max_completion_tokens, self.max_tokens) {
             (Some(a), Some(b)) if a != b => {
@@ -61,9 +62,10 @@ impl Sampling {
             (a, b) => a.or(b),
         };
         if !(0..=MAX_TOP_LOGPROBS).contains(&topk) {
-            return Err(Error::user(format!("top_logprobs is {topk}; it must lie between 0 and {MAX_TOP_LOGPROBS}")));
+            return Err(Error::user(format!("{name} is {topk}; it must lie between 0 and {MAX_TOP_LOGPROBS}")));
         }
         Ok(Settings {
+            names: Names { topk_sample_logprobs: name, ..NAMES },
             num_samples: self.n,
             max_tokens,
             temperature: self.temperature,
