@@ -147,6 +147,7 @@ pub async fn asample(
     let promise = RequestId::random();
     let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };
     let command = Command::Sample { origin, request: checked.request };
+    permit.was_read();
     permit.grow(size_bytes(&command))?;
     let tokens = rate_tokens(&command);
     app.futures().pace().admit(&owner, 1, tokens)?;

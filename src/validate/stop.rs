@@ -77,6 +77,6 @@ mod tests {
     #[test]
     fn a_mixed_list_is_explained() {
         let e = serde_json::from_str::<WireStop>(r#"["a", 5]"#).unwrap_err().to_string();
-        assert!(e.contains("a string, a list of strings or a list of token ids"), "{e}");
+        assert!(e.contains("token ids, texts or lists of token ids, not several of these"), "{e}");
     }
 }

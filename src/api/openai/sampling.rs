@@ -1,9 +1,12 @@
 //! The fields of a request that say how to sample, and those that nothing here can honour.
 
-use serde::Deserialize;
-use serde_json::Value;
+use std::collections::BTreeMap;
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 use tinderbox_client::types::lenient;
 
+use crate::api::inference::choice::Choice;
 use crate::api::inference::settings::{NAMES, Settings};
 use crate::error::{Error, Result};
 use crate::validate::sampling::Names;
@@ -32,15 +35,20 @@ pub struct Sampling {
     pub return_token_ids: Option<bool>,
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
-    logit_bias: Option<serde_json::Map<String, Value>>,
-    response_format: Option<Value>,
+    logit_bias: Option<BTreeMap<String, IgnoredAny>>,
+    response_format: Option<Choice>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "stop must be a string or a list of strings")]
+#[derive(Clone, Debug)]
 pub enum Stop {
     One(String),
     Many(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        lenient::text_or_list(d, "stop as a string or a list of strings", Self::One, Self::Many)
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -111,7 +119,7 @@ impl Sampling {
         if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
             return Err(Error::user("logit_bias is not supported"));
         }
-        match self.response_format.as_ref().map(|f| f["type"].as_str().unwrap_or("?")) {
+        match self.response_format.as_ref().map(Choice::kind) {
             None | Some("text") => Ok(()),
             Some(kind) => Err(Error::user(format!("response_format {kind:?} is not supported; only \"text\" is"))),
         }
