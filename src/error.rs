@@ -1,5 +1,6 @@
 //! The one error type: whose fault it is and what to tell them. Status codes are `api`'s business.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,15 @@ impl Error {
     }
 }
 
+/// The text without its middle where it has more than about `limit` bytes: it may quote what somebody sent.
+pub fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
+    if text.len() <= limit {
+        return text.into();
+    }
+    let (head, tail) = (text.floor_char_boundary(limit / 2), text.ceil_char_boundary(text.len() - limit / 3));
+    format!("{} … ({} bytes left out) … {}", &text[..head], tail - head, &text[tail..]).into()
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -63,5 +73,17 @@ impl std::error::Error for Error {}
 impl From<std::io::Error> for Error {
     fn from(e: std::io::Error) -> Self {
         Self::server(e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_lose_their_middle() {
+        assert_eq!(shortened("abc", 3), "abc");
+        assert_eq!(shortened("abcdefghijklm", 12), "abcdef … (3 bytes left out) … jklm");
+        assert_eq!(shortened(&"ü".repeat(20), 12), "üüü … (30 bytes left out) … üü");
     }
 }

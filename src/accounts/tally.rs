@@ -76,6 +76,22 @@ impl Tally {
     }
 }
 
+impl Tally {
+    /// Tokens of a forward_backward.
+    pub fn trained(&self) -> u64 {
+        self.known.train_tokens + self.known.forward_tokens
+    }
+
+    /// `took`, and so many of its tokens trained on, of the kind they are.
+    pub fn add_part(&self, tokens: u64, took: Counters) -> Counters {
+        Counters {
+            train_tokens: self.known.train_tokens.min(tokens),
+            forward_tokens: self.known.forward_tokens.min(tokens),
+            ..took
+        }
+    }
+}
+
 fn of_run(command: &RunCommand, tokens: u64) -> Counters {
     match command {
         RunCommand::ForwardBackward { forward_only: true, .. } => {

@@ -67,6 +67,12 @@ fn finite(metrics: &[(String, f64)]) -> BTreeMap<String, f64> {
     metrics.iter().filter(|(_, x)| x.is_finite()).cloned().collect()
 }
 
+/// A logprob as every client can read it: neither JSON nor what clients make of it has −∞, so the lowest number stands for
+/// it. Tokens that can be drawn have one, so there is no NaN.
+pub fn told(logprob: f32) -> f32 {
+    logprob.max(f32::MIN)
+}
+
 /// One record per run of datums with the same trailing shape. Map entries go into the message one by one, in the
 /// engine's order: a hash map would put them down in another order each time, and a repeated poll must get equal bytes.
 fn output_bytes(outputs: &[DatumOutput], metrics: &[(String, f64)]) -> Vec<u8> {
@@ -86,7 +92,7 @@ fn output_bytes(outputs: &[DatumOutput], metrics: &[(String, f64)]) -> Vec<u8> {
 
 /// `outputs` is not empty and uniform.
 fn record(outputs: &[DatumOutput]) -> proto::ArrayRecord {
-    let flat: Vec<f32> = outputs.iter().flat_map(|o| &o.logprobs).copied().collect();
+    let flat: Vec<f32> = outputs.iter().flat_map(|o| &o.logprobs).copied().map(told).collect();
     let trailing = outputs.first().map(trailing).unwrap_or_default();
     let logprobs = batched_f32(&flat, outputs.iter().map(|o| o.logprobs.len()), trailing);
     proto::ArrayRecord {
@@ -105,7 +111,7 @@ fn output_json(outputs: &[DatumOutput], metrics: &[(String, f64)]) -> ForwardBac
     let logprobs = |o: &DatumOutput| {
         let rows = (o.logprobs.len() / o.k.max(1)) as i64;
         let shape = std::iter::once(rows).chain(trailing(o));
-        TensorData::from_f32(o.logprobs.iter().copied()).with_shape(shape)
+        TensorData::from_f32(o.logprobs.iter().copied().map(told)).with_shape(shape)
     };
     ForwardBackwardOutput {
         loss_fn_output_type: "ArrayRecord".into(),
@@ -115,7 +121,8 @@ fn output_json(outputs: &[DatumOutput], metrics: &[(String, f64)]) -> ForwardBac
 }
 
 fn sample(output: &SampleOutput, targets: Option<&TargetLayout>) -> SampleResponse {
-    let optional = |x: &f32| (!x.is_nan()).then_some(*x);
+    // What was not computed is NaN.
+    let optional = |x: &f32| (!x.is_nan()).then_some(told(*x));
     let scored = output.target_prompt_logprobs.as_ref().zip(targets);
     SampleResponse {
         sequences: output.sequences.iter().map(sequence).collect(),
@@ -138,7 +145,7 @@ fn sequence(s: &crate::command::Sequence) -> SampledSequence {
     SampledSequence {
         stop_reason: stop_reason(s.stop_reason),
         tokens: s.tokens.clone(),
-        logprobs: Some(s.logprobs.clone()),
+        logprobs: Some(s.logprobs.iter().copied().map(told).collect()),
         topk_sampled_logprobs: s.topk.as_ref().map(|rows| topk(rows)),
         weight_versions: Some(s.weight_versions.clone()),
     }
@@ -146,17 +153,19 @@ fn sequence(s: &crate::command::Sequence) -> SampledSequence {
 
 /// An empty row stands for one that was not computed.
 fn topk(rows: &[TopK]) -> TopkLogprobs {
-    TopkLogprobs::from(rows.iter().map(|r| (!r.is_empty()).then(|| r.clone())).collect::<Vec<_>>())
+    let row = |r: &TopK| r.iter().map(|&(id, logprob)| (id, told(logprob))).collect();
+    TopkLogprobs::from(rows.iter().map(|r| (!r.is_empty()).then(|| row(r))).collect::<Vec<_>>())
 }
 
 /// In the layout they were asked for in.
 fn target_logprobs(values: &[Vec<f32>], layout: &TargetLayout) -> TensorData {
     let shape = [layout.rows as i64, layout.k as i64];
     let Some(pattern) = &layout.sparse else {
-        return TensorData::from_f32(values.iter().flatten().copied()).with_shape(shape);
+        return TensorData::from_f32(values.iter().flatten().copied().map(told)).with_shape(shape);
     };
     let rows = pattern.crow.windows(2).zip(values);
-    let stored = rows.flat_map(|(w, row)| pattern.col[w[0] as usize..w[1] as usize].iter().map(|&c| row[c as usize]));
+    let stored =
+        rows.flat_map(|(w, row)| pattern.col[w[0] as usize..w[1] as usize].iter().map(|&c| told(row[c as usize])));
     let mut tensor = TensorData::from_f32(stored).with_shape(shape);
     tensor.csr = Some(CsrIndices { crow: pattern.crow.clone(), col: pattern.col.clone() });
     tensor
@@ -169,7 +178,7 @@ fn alt_tokens(rows: &[TopK]) -> PromptAltTokens {
     let cells = || rows.iter().flatten();
     PromptAltTokens {
         tokens: TensorData::from_i64(cells().map(|c| i64::from(c.0))).with_shape(shape),
-        logprobs: TensorData::from_f32(cells().map(|c| c.1)).with_shape(shape),
+        logprobs: TensorData::from_f32(cells().map(|c| told(c.1))).with_shape(shape),
     }
 }
 
@@ -214,6 +223,55 @@ mod tests {
         assert_eq!(wire.prompt_logprobs, Some(vec![None, Some(-1.0)]));
         let rows = wire.topk_prompt_logprobs.unwrap();
         assert_eq!((rows.k, rows.rows[0].clone()), (2, None));
+    }
+
+    /// Everything a sample's answer may say, with −∞ wherever a logprob stands.
+    fn impossible() -> (SampleOutput, TargetLayout) {
+        let never = f32::NEG_INFINITY;
+        let output = SampleOutput {
+            sequences: vec![Sequence {
+                tokens: vec![3],
+                logprobs: vec![never],
+                stop_reason: StopReason::Stop,
+                topk: Some(vec![vec![(3, -0.5), (4, never)]]),
+                weight_versions: vec![0],
+            }],
+            prompt_logprobs: Some(vec![f32::NAN, never]),
+            topk_prompt_logprobs: Some(vec![vec![], vec![(7, never)]]),
+            target_prompt_logprobs: Some(vec![vec![never, 0.0]]),
+            prompt_alt_tokens: Some(vec![vec![(5, never)]]),
+        };
+        (output, TargetLayout { rows: 1, k: 2, sparse: None })
+    }
+
+    #[test]
+    fn no_list_of_logprobs_holds_infinity_or_null_but_where_nothing_was_computed() {
+        let (output, layout) = impossible();
+        let wire = sample(&output, Some(&layout));
+        let json = serde_json::to_value(&wire).unwrap();
+        let lowest = json!(f32::MIN);
+        assert_eq!(json["prompt_logprobs"], json!([null, lowest]));
+        assert_eq!(json["topk_prompt_logprobs"], json!([null, [[7, lowest]]]));
+        assert_eq!(json["sequences"][0]["logprobs"], json!([lowest]));
+        assert_eq!(json["sequences"][0]["topk_sampled_logprobs"], json!([[[3, -0.5], [4, lowest]]]));
+        assert_eq!(json["target_prompt_logprobs"]["data"], json!([lowest, 0.0]));
+        assert_eq!(json["prompt_alt_tokens"]["logprobs"]["data"], json!([lowest]));
+        let bytes = proto::SampleResponse::from(&wire).encode_to_vec();
+        let mut read = SampleResponse::try_from(&proto::SampleResponse::decode(&bytes[..]).unwrap()).unwrap();
+        read.sequences[0].weight_versions = Some(vec![0]);
+        assert_eq!(read, wire);
+        let sparse = TargetLayout { rows: 1, k: 2, sparse: Some(Csr { crow: vec![0, 1], col: vec![0] }) };
+        let told = sample(&output, Some(&sparse)).target_prompt_logprobs.unwrap();
+        assert_eq!(told.values, TensorData::from_f32([f32::MIN]).values);
+    }
+
+    #[test]
+    fn trained_logprobs_are_told_alike() {
+        let outputs = [datum(&[f32::NEG_INFINITY, -1.0], 1, false)];
+        let json = output_json(&outputs, &[]);
+        assert_eq!(json.loss_fn_outputs[0]["logprobs"].values, TensorData::from_f32([f32::MIN, -1.0]).values);
+        let message = proto::ForwardBackwardOutput::decode(&output_bytes(&outputs, &[])[..]).unwrap();
+        assert_eq!(ForwardBackwardOutput::try_from(&message).unwrap(), json);
     }
 
     #[test]

@@ -8,9 +8,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
-use tinderbox_client::types::lenient::parse_object;
 
-use crate::error::Error;
 use crate::futures::admission::Permit;
 use crate::ids::OwnerId;
 
@@ -19,14 +17,12 @@ use super::auth::Owner;
 use super::error::{ApiError, ApiResult};
 use super::headers::text;
 use super::numbers;
+use super::reading::read;
 use super::state::App;
 use super::unzstd::unzstd;
 
 /// Bodies of requests that start no work hold a few names and settings.
 const MAX_SMALL: usize = 4 << 20;
-
-/// Larger ones are parsed on threads where they do not hold up others.
-const LARGE: usize = 64 << 10;
 
 /// What is looked at of a body that is too large, to find its number, and for how long it may take to arrive.
 const PEEK: usize = 64 << 10;
@@ -39,7 +35,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
-        Ok(Self(parse_off_thread(app, small(request, app).await?).await?))
+        let (bytes, permit) = small(request, app).await?;
+        Ok(Self(read(app, bytes, max_small(app), permit).await?.0))
     }
 }
 
@@ -50,21 +47,25 @@ impl<T: DeserializeOwned + Default + Send + 'static> FromRequest<App> for Option
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &App) -> ApiResult<Self> {
-        let bytes = small(request, app).await?;
+        let (bytes, permit) = small(request, app).await?;
         if bytes.is_empty() {
             return Ok(Self(T::default()));
         }
-        Ok(Self(parse_off_thread(app, bytes).await?))
+        Ok(Self(read(app, bytes, max_small(app), permit).await?.0))
     }
 }
 
 /// The bytes of a body that starts no work.
-async fn small(request: Request, app: &App) -> ApiResult<Bytes> {
+async fn small(request: Request, app: &App) -> ApiResult<(Bytes, Permit)> {
     let (mut parts, body) = request.into_parts();
     let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
-    let limit = app.limits().json_body_bytes.min(MAX_SMALL);
-    let received = receive(app, &parts.headers, body, limit, arrival::SMALL, Permit::unlimited(&owner)).await;
-    Ok(received.map_err(|fault| fault.error)?.0)
+    let permit = app.futures().admission().aside(&owner);
+    let received = receive(app, &parts.headers, body, max_small(app), arrival::SMALL, permit).await;
+    received.map_err(|fault| fault.error)
+}
+
+fn max_small(app: &App) -> usize {
+    app.limits().json_body_bytes.min(MAX_SMALL)
 }
 
 /// As [`JsonBody`], for requests that start work: as large as the limit allows, and admitted while there is room.
@@ -80,7 +81,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for WorkBody<T> {
         let limit = app.limits().json_body_bytes;
         let received = receive(app, &parts.headers, body, limit, arrival::LARGE, permit).await;
         let (bytes, permit) = received.map_err(|fault| fault.error)?;
-        Ok(Self(parse_off_thread(app, bytes).await?, permit))
+        let (value, permit) = read(app, bytes, limit, permit).await?;
+        Ok(Self(value, permit))
     }
 }
 
@@ -95,7 +97,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for NumberedBody<T> 
         let (mut parts, body) = request.into_parts();
         let Owner(owner) = Owner::from_request_parts(&mut parts, app).await?;
         let (bytes, permit) = numbered(app, &owner, &parts.headers, body, app.limits().json_body_bytes).await?;
-        Ok(Self(parse_numbered(app, &owner, bytes).await?, permit))
+        let (value, permit) = read_numbered(app, &owner, bytes, permit).await?;
+        Ok(Self(value, permit))
     }
 }
 
@@ -117,16 +120,17 @@ pub async fn numbered(
     }
 }
 
-/// As [`parse`]; a wrong body's number is spent.
-pub async fn parse_numbered<T>(app: &App, owner: &OwnerId, bytes: Bytes) -> Result<T, Error>
+/// As [`read`], of a body with a number; a wrong body's number is spent.
+pub async fn read_numbered<T>(app: &App, owner: &OwnerId, bytes: Bytes, permit: Permit) -> ApiResult<(T, Permit)>
 where
     T: DeserializeOwned + Send + 'static,
 {
-    let parsed = parse_off_thread(app, bytes.clone()).await;
-    if parsed.is_err() {
+    let read = read(app, bytes.clone(), app.limits().json_body_bytes, permit).await;
+    // Where there was no room for it, it will come again.
+    if read.as_ref().is_err_and(|e| e.status() != StatusCode::TOO_MANY_REQUESTS) {
         spend(app, owner, bytes).await;
     }
-    parsed
+    read
 }
 
 /// The number of this body will not come again, if it is one of the owner's runs.
@@ -216,18 +220,6 @@ async fn peek(body: Body) -> Bytes {
     seen.freeze()
 }
 
-async fn parse_off_thread<T: DeserializeOwned + Send + 'static>(app: &App, bytes: Bytes) -> Result<T, Error> {
-    if bytes.len() <= LARGE {
-        return parse(&bytes);
-    }
-    app.heavy(move || parse(&bytes)).await?
-}
-
-/// A JSON object as `T`; 400 with the position and reason otherwise.
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    parse_object(bytes).map_err(|e| Error::user(format!("the request body is not valid: {e}")))
-}
-
 fn broken(e: &axum::Error) -> ApiError {
     let text = std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string);
     ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {text}"))
@@ -239,31 +231,8 @@ mod tests {
     use crate::api::testing;
     use crate::engine::handle::Message;
     use axum::response::IntoResponse;
+    use tinderbox_client::types::service::ClientConfigRequest;
     use tinderbox_client::types::training::OptimStepRequest;
-
-    #[derive(serde::Deserialize, Debug)]
-    struct Lenient {
-        #[serde(default)]
-        #[expect(dead_code, reason = "only whether it parses matters")]
-        a: u8,
-    }
-
-    #[test]
-    fn only_objects_are_bodies() {
-        for bad in ["", "{", "[]", "null", "\"text\"", "[1,2", "{\"a\": \"x\"}"] {
-            assert!(parse::<Lenient>(bad.as_bytes()).is_err(), "{bad}");
-        }
-        assert!(parse::<Lenient>(b" {}").is_ok());
-    }
-
-    #[test]
-    fn nesting_is_an_error_not_an_overflow() {
-        let nested = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
-        assert!(parse::<Lenient>(format!("{{\"a\":{nested}}}").as_bytes()).is_err());
-        assert!(parse::<serde_json::Value>(format!("{{\"a\":{nested}}}").as_bytes()).is_err());
-        // What nobody reads is skipped without recursion.
-        assert!(parse::<Lenient>(format!("{{\"b\":{nested}}}").as_bytes()).is_ok());
-    }
 
     async fn optim_step(app: &App, owner: &str, headers: &[(&str, &str)], body: impl Into<Body>) -> StatusCode {
         let mut request = Request::builder().method("POST");
@@ -312,7 +281,46 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_body_may_take_so_much_memory() {
+        let (app, engine) = testing::app().await;
+        let model = testing::run(&app).await.0;
+        let small = |n: usize| {
+            let body = format!("{{\"x\":[{}0]}}", "{\"a\":0},".repeat(n));
+            let mut request = Request::builder().body(Body::from(body)).unwrap();
+            request.extensions_mut().insert(Owner(testing::owner()));
+            request
+        };
+        let status = async |n| match JsonBody::<ClientConfigRequest>::from_request(small(n), &app).await {
+            Ok(_) => StatusCode::OK,
+            Err(e) => e.status(),
+        };
+        // 32 MiB for 828 bytes each.
+        assert_eq!(status(40_000).await, StatusCode::OK);
+        assert_eq!(status(41_000).await, StatusCode::PAYLOAD_TOO_LARGE);
+        let numbered = |seq: u64, n: usize| {
+            format!(
+                "{{\"model_id\":\"{model}\",\"seq_id\":{seq},\"adam_params\":{{}},\"x\":[{}0]}}",
+                "{\"a\":0},".repeat(n)
+            )
+        };
+        let mut full = app.futures().admission().enter(&OwnerId("other".into())).unwrap();
+        full.grow(app.limits().pending_bytes - (1 << 20)).unwrap();
+        assert_eq!(status(40_000).await, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(status(10).await, StatusCode::OK);
+        assert_eq!(optim_step(&app, "me", &[], numbered(1, 10_000)).await, StatusCode::TOO_MANY_REQUESTS);
+        assert!(engine.try_recv().is_err(), "its number comes again");
+        drop(full);
+        assert_eq!(optim_step(&app, "me", &[], numbered(1, 10_000)).await, StatusCode::OK);
+        let (lists, limit) = (8 * app.limits().json_body_bytes / 192, app.limits().json_body_bytes);
+        let nested = format!("{{\"model_id\":\"{model}\",\"seq_id\":2,\"x\":[{}0]}}", "[],".repeat(lists));
+        assert!(nested.len() < limit);
+        assert_eq!(optim_step(&app, "me", &[], nested).await, StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(matches!(engine.try_recv(), Ok(Message::Skip { seq: 2, .. })));
+    }
+
+    #[tokio::test]
     async fn what_is_too_long_and_what_is_too_slow_end_a_body() {
+        let (app, _engine) = testing::app().await;
         let pieces = |pauses: [u64; 4]| {
             let piece = |ms| async move {
                 tokio::time::sleep(Duration::from_millis(ms)).await;
@@ -320,7 +328,8 @@ mod tests {
             };
             Body::from_stream(futures_util::stream::iter(pauses).then(piece))
         };
-        let enter = || Permit::unlimited(&testing::owner());
+        let admission = app.futures().admission();
+        let enter = || admission.aside(&testing::owner());
         let whole = collect(pieces([0; 4]), 100, arrival::SMALL, &mut enter()).await.ok().unwrap();
         assert_eq!(whole, "abababab");
         let large = collect(pieces([0; 4]), 5, arrival::SMALL, &mut enter()).await.err().unwrap();

@@ -50,6 +50,7 @@ pub async fn copy_weights(
         }
         return Ok(Json(CopyWeightsResponse { tinker_path: made.path.to_string() }));
     }
+    app.futures().pace().admit(&owner, 1, 0)?;
     let token = text(&headers, "x-tinker-weights-access-token");
     let token = token.or(r.weights_access_token.as_deref());
     let path = copy(&app, &owner, (&source, token), &r).await?;

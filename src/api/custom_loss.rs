@@ -52,6 +52,7 @@ pub async fn create_custom_loss(
     if r.custom_loss_seq_id > i64::MAX as u64 {
         return Err(Error::user(format!("custom_loss_seq_id {} is beyond 2^63", r.custom_loss_seq_id)).into());
     }
+    app.futures().pace().admit(&owner, 1, 0)?;
     let (id, seq) = (LossId::random(), r.custom_loss_seq_id);
     let loss = id.clone();
     let (program, body) = app.heavy(move || checked(&loss, &r)).await??;

@@ -8,7 +8,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::error::{Category, Error};
+use crate::error::{Category, Error, shortened};
 use crate::futures::admission::Full;
 
 /// What a handler answers instead of a result.
@@ -25,11 +25,16 @@ pub struct ApiError {
 /// Longest `Retry-After`: clients take a longer one for none.
 const RETRY_AFTER_MAX: u64 = 60;
 
+/// Bytes of a detail. It may quote an id or a name that somebody made up.
+const MAX_DETAIL: usize = 1000;
+
 pub type ApiResult<T> = Result<T, ApiError>;
 
 impl ApiError {
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), challenge: None, retry_after: None }
+        let detail = detail.into();
+        let detail = shortened(&detail, MAX_DETAIL).into_owned();
+        Self { status, detail, challenge: None, retry_after: None }
     }
 
     pub fn status(&self) -> StatusCode {

@@ -35,6 +35,7 @@ mod origin;
 mod query;
 mod quota;
 mod range;
+mod reading;
 mod sampling;
 mod save;
 mod search;
@@ -43,6 +44,7 @@ mod service;
 mod sessions;
 pub mod state;
 mod status;
+mod structure;
 mod submit;
 mod telemetry;
 #[cfg(test)]

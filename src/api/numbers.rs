@@ -11,7 +11,7 @@ pub fn find(bytes: &[u8]) -> Option<(ModelId, u64)> {
     (seq > 0).then_some((ModelId(model), seq))
 }
 
-/// Of the outer object; where brackets do not match, of any.
+/// Of the outer object; where brackets do not match, of any. The last one counts, as to the clients' own parsers.
 fn in_json(bytes: &[u8]) -> Option<(String, u64)> {
     let mut outer = (None, None);
     let mut inner = (None, None);
@@ -26,10 +26,10 @@ fn in_json(bytes: &[u8]) -> Option<(String, u64)> {
                 at = end;
                 if let Some(value) = after_colon(bytes, end) {
                     let found = if depth == 1 { &mut outer } else { &mut inner };
-                    match key {
-                        b"\"model_id\"" if found.0.is_none() => found.0 = text(bytes, value),
-                        b"\"seq_id\"" if found.1.is_none() => found.1 = number(&bytes[value..]),
-                        _ => {}
+                    if says(key, "model_id") {
+                        found.0 = text(bytes, value).or(found.0.take());
+                    } else if says(key, "seq_id") {
+                        found.1 = number(&bytes[value..]).or(found.1);
                     }
                 }
                 continue;
@@ -41,8 +41,16 @@ fn in_json(bytes: &[u8]) -> Option<(String, u64)> {
     Some((outer.0.or(inner.0)?, outer.1.or(inner.1)?))
 }
 
+/// Whether a string with its quotes says this name, by escapes too.
+fn says(string: &[u8], name: &str) -> bool {
+    let plain = &string[1..string.len() - 1];
+    // An escape takes six bytes at most for each of a name's.
+    let escaped = plain.len() <= 6 * name.len() && plain.contains(&b'\\');
+    plain == name.as_bytes() || (escaped && serde_json::from_slice::<String>(string).is_ok_and(|s| s == name))
+}
+
 /// Just behind the closing quote of the string that opens at `start`.
-fn end_of_string(bytes: &[u8], start: usize) -> Option<usize> {
+pub fn end_of_string(bytes: &[u8], start: usize) -> Option<usize> {
     let mut at = start + 1;
     loop {
         match bytes.get(at)? {
@@ -74,17 +82,15 @@ fn number(bytes: &[u8]) -> Option<u64> {
     literal.parse().ok().or_else(|| literal.parse::<f64>().ok().filter(whole).map(|x| x as u64))
 }
 
-/// Fields 1 and 2 of the message, which all clients write first.
+/// Fields 1 and 2 of the message. The last one counts, as to every decoder.
 fn in_proto(bytes: &[u8]) -> Option<(String, u64)> {
     let (mut model, mut seq) = (None, None);
     for field in Fields(bytes) {
         match field {
             Field { number: 1, value: Value::Bytes(b) } => model = String::from_utf8(b.to_vec()).ok(),
-            Field { number: 2, value: Value::Varint(n) } => seq = i32::try_from(n.cast_signed()).ok(),
+            // An int32 as every decoder reads it: its lowest bits.
+            Field { number: 2, value: Value::Varint(n) } => seq = Some(n as i32),
             _ => {}
-        }
-        if model.is_some() && seq.is_some() {
-            break;
         }
     }
     Some((model?, u64::try_from(seq?).ok()?))
@@ -171,6 +177,9 @@ mod tests {
             r#"{"model_id":"m","seq_id":4,"data":[[{"tok"#,
             r#"{"data":[}, "model_id":"\u006d","seq_id":4.0}"#,
             r#"{"text":"\"seq_id\":9}","inner":{"model_id":"x","seq_id":8},"model_id":"m","seq_id":"4"}"#,
+            r#"{"model_id":"m","seq_id":3,"seq_id":4}"#,
+            r#"{"model_id":"x","seq_id":4,"model_id":"m","seq_id":"four"}"#,
+            r#"{"model_id":"m","seq_id":3,"\u0073eq_\u0069d":4}"#,
             &deep,
         ] {
             assert_eq!(found(body.as_bytes()), m4, "{body}");
@@ -194,6 +203,18 @@ mod tests {
         ] {
             assert_eq!(found(body.as_bytes()), None, "{body}");
         }
+    }
+
+    #[test]
+    fn of_two_numbers_a_protobuf_body_has_the_last() {
+        let with = |seq_id| ForwardBackwardRequest { model_id: "m".into(), seq_id, ..Default::default() };
+        let twice = [with(3).encode_to_vec(), with(4).encode_to_vec()].concat();
+        assert_eq!(ForwardBackwardRequest::decode(&twice[..]).unwrap().seq_id, 4);
+        assert_eq!(found(&twice), Some(("m".into(), 4)));
+        assert_eq!(found(&[&twice[..], b"\x1a\xff\xff"].concat()), Some(("m".into(), 4)));
+        let wide = [&with(3).encode_to_vec()[..], b"\x10\x84\x80\x80\x80\x10"].concat();
+        let decoded = ForwardBackwardRequest::decode(&wide[..]).unwrap().seq_id;
+        assert_eq!(found(&wide), Some(("m".into(), decoded as u64)));
     }
 
     #[test]

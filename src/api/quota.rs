@@ -58,10 +58,15 @@ pub fn refused(e: Error) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::{Body, to_bytes};
+    use axum::http::Request;
     use axum::response::IntoResponse;
     use chrono::Utc;
+    use serde_json::json;
+    use tower::ServiceExt;
 
     use super::*;
+    use crate::api::router;
     use crate::api::testing::{self, owner};
     use crate::ids::SessionId;
     use crate::store::testing::run;
@@ -87,6 +92,51 @@ mod tests {
         )));
         app.futures().unload(row(0).owner, session.id.model(0));
         assert!(app.begin_run(&row(1)).is_ok());
+    }
+
+    #[tokio::test]
+    async fn whatever_makes_something_at_once_asks_for_the_rate_of_requests() {
+        let (app, _engine) = testing::app().await;
+        let local = OwnerId("local".into());
+        app.futures().accounts().set(local.clone(), Quotas { requests_per_minute: Some(1), ..Quotas::default() });
+        let session = crate::store::testing::session(&SessionId::random().0, &local.0);
+        app.store().insert_session(&session).await.unwrap();
+        let ask = async |path: &str, body: serde_json::Value| {
+            let request = Request::post(path).header("x-api-key", "tml-a").body(Body::from(body.to_string())).unwrap();
+            let response = router(app.clone()).oneshot(request).await.unwrap();
+            let status = response.status();
+            let text = to_bytes(response.into_body(), 1 << 16).await.unwrap();
+            (status, String::from_utf8(text.to_vec()).unwrap())
+        };
+        let session = &session.id.0;
+        let new_session = || json!({"sdk_version": "0.38.0"});
+        assert_eq!(ask("/api/v1/create_session", new_session()).await.0, StatusCode::OK);
+        let file = |name| json!({"name": name, "size_bytes": 1});
+        for (path, body) in [
+            ("/api/v1/create_session", new_session()),
+            (
+                "/api/v1/create_sampling_session",
+                json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}),
+            ),
+            (
+                "/api/v1/create_custom_loss",
+                json!({"session_id": session, "custom_loss_seq_id": 0, "name": "f", "inputs": [],
+                       "graph": {"format": 1, "nodes": []}}),
+            ),
+            (
+                "/api/v1/copy_weights",
+                json!({"source_path": "tinker://s:train:0/weights/a", "destination_project_id": "p"}),
+            ),
+            (
+                "/api/v1/external_weights_upload_start",
+                json!({"files": [file("adapter_config.json"), file("adapter_model.safetensors")]}),
+            ),
+            ("/v1/messages/count_tokens", json!({"model": "tiny", "messages": [{"role": "user", "content": "x"}]})),
+        ] {
+            let (status, text) = ask(path, body).await;
+            assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{path}: {text}");
+            assert!(text.contains("quota requests_per_minute: limit 1, used 1"), "{path}: {text}");
+        }
     }
 
     #[test]

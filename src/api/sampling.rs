@@ -20,6 +20,7 @@ use crate::ids::{CheckpointPath, OwnerId, RequestId, SamplerId, SessionId};
 use crate::store::samplers::{SamplerRow, SamplerSource};
 use crate::validate;
 use crate::validate::runs::base_name;
+use crate::validate::sampling::Names;
 use crate::validate::weights::sampling_path;
 
 use super::auth::Owner;
@@ -44,6 +45,7 @@ pub async fn create_sampling_session(
         wanted.same(&existing)?;
         return Ok(response);
     }
+    app.futures().pace().admit(&owner, 1, 0)?;
     let (base_model, source) = wanted.resolve(&app, &owner).await?;
     let row = SamplerRow { id: id.clone(), session, owner, base_model, source, created_at: Utc::now() };
     if let Err(e) = app.store().insert_sampler(&row).await {
@@ -140,10 +142,12 @@ pub async fn asample(
     let num_samples = r.num_samples;
     let (source, path) = weights(&app, &owner, &row).await?;
     let model = app.model_of(&row.base_model, format_args!("sampler {id}"))?;
-    let checked = validate::sampling::sample(r, source, model, app.limits().max_num_samples, app.seed(&key))?;
+    let checked =
+        validate::sampling::sample(r, source, model, app.limits().max_num_samples, app.seed(&key), &Names::TINKER)?;
     let promise = RequestId::random();
     let origin = Origin { owner: owner.clone(), session: row.session.clone(), promise: promise.clone() };
     let command = Command::Sample { origin, request: checked.request };
+    permit.was_read();
     permit.grow(size_bytes(&command))?;
     let tokens = rate_tokens(&command);
     app.futures().pace().admit(&owner, 1, tokens)?;
@@ -195,6 +199,8 @@ pub(super) async fn weights(
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+
     use super::*;
     use crate::api::testing::{self, owner};
     use crate::config::quotas::Quotas;
@@ -237,6 +243,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn new_samplers_count_against_the_rate_of_requests_and_repeats_do_not() {
+        let (app, _engine) = testing::app().await;
+        app.futures().accounts().set(owner(), Quotas { requests_per_minute: Some(2), ..Quotas::default() });
+        let session = testing::session(&app, Utc::now()).await.id;
+        let create = async |sampling_session_seq_id| {
+            let session_id = session.0.clone();
+            let base_model = Some("tiny".into());
+            let request =
+                CreateSamplingSessionRequest { session_id, sampling_session_seq_id, base_model, model_path: None };
+            let made = create_sampling_session(State(app.clone()), Owner(owner()), JsonBody(request)).await;
+            made.map_or_else(|e| e.status(), |_| StatusCode::OK)
+        };
+        assert_eq!((create(0).await, create(1).await), (StatusCode::OK, StatusCode::OK));
+        assert_eq!(create(2).await, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(create(0).await, StatusCode::OK);
+    }
+
+    #[tokio::test]
     async fn of_the_same_request_twice_at_once_one_is_paid_for() {
         let (app, _engine) = testing::app().await;
         app.futures()
@@ -261,7 +285,7 @@ mod tests {
         };
         let (first, again, other) = tokio::join!(ask(3), ask(3), ask(4));
         assert_eq!(first.unwrap().request_id, again.unwrap().request_id);
-        assert_eq!(other.unwrap_err().status(), axum::http::StatusCode::BAD_REQUEST, "the number is taken");
+        assert_eq!(other.unwrap_err().status(), StatusCode::BAD_REQUEST, "the number is taken");
         let used = app.futures().pace().used(&owner());
         assert_eq!((used.requests, used.tokens), (Some(1), Some(5)));
     }

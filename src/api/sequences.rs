@@ -10,7 +10,7 @@ use crate::futures::state::Answer;
 use crate::ids::{OwnerId, SamplerId};
 use crate::store::samplers::SamplerSource;
 
-use super::answers::stop_reason;
+use super::answers::{stop_reason, told};
 use super::auth::Owner;
 use super::error::ApiResult;
 use super::state::App;
@@ -50,7 +50,7 @@ async fn sequence(app: &App, owner: &OwnerId, id: &str) -> Result<GetSequenceRes
         model_path,
         stop_reason: stop_reason(sequence.stop_reason),
         tokens: sequence.tokens.clone(),
-        logprobs: sequence.logprobs.clone(),
+        logprobs: sequence.logprobs.iter().copied().map(told).collect(),
         weight_versions: sequence.weight_versions.clone(),
     })
 }

@@ -75,6 +75,7 @@ impl Numbered {
         let Self { owner, run, seq, mut permit } = self;
         let model = run.row.id.clone();
         let command = Command::Run { owner: owner.clone(), model: model.clone(), seq, command };
+        permit.was_read();
         permit.grow(size_bytes(&command))?;
         let id = RequestId::random();
         let request = Request { id, owner, key, meaning, command, completion, permit: Some(permit) };

@@ -31,9 +31,9 @@ pub async fn telemetry(
     if !report.events.is_empty()
         && (sessionless || app.session(&owner, &SessionId(report.session_id.clone())).await.is_ok())
     {
-        let body = serde_json::Value::Array(report.events).to_string();
+        let body = report.events.as_str();
         if app.reports().take(&owner, body.len(), Instant::now()) {
-            app.store().insert_telemetry(&owner, &report.session_id, &body).await?;
+            app.store().insert_telemetry(&owner, &report.session_id, body).await?;
         }
     }
     Ok(Json(TelemetryResponse {}))

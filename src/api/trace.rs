@@ -9,6 +9,8 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tracing::{Instrument, Span, field};
 
+use crate::error::shortened;
+
 /// Outermost middleware: logs how each request ended and tells the client its id as `x-request-id`.
 pub async fn trace(request: Request, next: Next) -> Response {
     let id = uuid::Uuid::new_v4().simple().to_string();
@@ -39,14 +41,17 @@ pub async fn trace(request: Request, next: Next) -> Response {
     .await
 }
 
+/// Bytes of an id in the log: clients may send any.
+const MAX_ID: usize = 120;
+
 /// Name the run in everything logged for this request, and its number if it has one.
 pub fn on_run(run: impl Display, seq_id: Option<u64>) {
-    Span::current().record("run", field::display(run)).record("seq_id", seq_id);
+    Span::current().record("run", &*shortened(&run.to_string(), MAX_ID)).record("seq_id", seq_id);
 }
 
 /// Name the sampler and the number in everything logged for this request.
 pub fn on_sampler(sampler: impl Display, seq_id: u64) {
-    Span::current().record("sampler", field::display(sampler)).record("seq_id", seq_id);
+    Span::current().record("sampler", &*shortened(&sampler.to_string(), MAX_ID)).record("seq_id", seq_id);
 }
 
 /// What a link's token follows. It is as good as a key and does not belong into a log.

@@ -23,7 +23,7 @@ use crate::loss::custom::Program;
 use crate::validate;
 
 use super::auth::Owner;
-use super::body::{JsonBody, NumberedBody, numbered, parse_numbered, spend};
+use super::body::{JsonBody, NumberedBody, numbered, read_numbered, spend};
 use super::error::ApiResult;
 use super::headers::text;
 use super::numbers;
@@ -44,7 +44,7 @@ pub async fn forward_backward(
     let content_type = text(&headers, header::CONTENT_TYPE).unwrap_or_default();
     if !content_type.contains("application/x-protobuf") {
         let (bytes, permit) = numbered(&app, &owner, &headers, body, app.limits().json_body_bytes).await?;
-        let request: ForwardBackwardRequest = parse_numbered(&app, &owner, bytes).await?;
+        let (request, permit) = read_numbered(&app, &owner, bytes, permit).await?;
         return submit_data(&app, owner, Source::Json(request), permit).await;
     }
     let (bytes, permit) = numbered(&app, &owner, &headers, body, app.limits().proto_body_bytes).await?;

@@ -51,6 +51,7 @@ pub async fn start(
     let size = r.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.size_bytes));
     let place = CheckpointPath { run: Place::own(None).run(), kind: CheckpointKind::Training, name: wish.name.clone() };
     app.room_on_disk(&owner, &place, size).await?;
+    app.futures().pace().admit(&owner, 1, 0)?;
     let files: Vec<_> = r.files.into_iter().map(|f| (f.name, f.size_bytes)).collect();
     let upload = app.uploads().start(&owner, &files, wish)?;
     let base = format!("{}/upload/{}", api_url(&app, &headers), app.links().seal("upload", &upload.id, upload.expires));

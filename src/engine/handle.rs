@@ -163,9 +163,10 @@ impl Handle {
         Self { meter, ..self }
     }
 
-    /// What was done for this consumer since the last call. All of a request's is there when its outcome is.
-    pub fn take_spent(&self, consumer: &Consumer) -> Spent {
-        self.meter.take(consumer)
+    /// What was done for this consumer since the last call, of `trained` tokens at most. All of a request's is there when
+    /// its outcome is.
+    pub fn take_spent(&self, consumer: &Consumer, trained: u64) -> Spent {
+        self.meter.take(consumer, trained)
     }
 
     /// The served base models, in the order of the command line.

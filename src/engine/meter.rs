@@ -20,6 +20,8 @@ pub struct Spent {
     pub time: Duration,
     pub prompt_tokens: u64,
     pub drawn_tokens: u64,
+    /// Of a run, forward alone or back again.
+    pub trained_tokens: u64,
 }
 
 /// A piece of a sample's work, and what its shares count.
@@ -43,6 +45,11 @@ impl Meter {
         self.add(time, consumers, |_, _| {});
     }
 
+    /// As [`Meter::spent`]; the shares are tokens of forward_backward requests.
+    pub fn trained(&self, time: Duration, consumers: Vec<(Consumer, usize)>) {
+        self.add(time, consumers, |spent, share| spent.trained_tokens += share as u64);
+    }
+
     /// Does a piece of work for samples, by their promises, and notes it.
     pub fn samples<T>(&self, piece: Piece, shares: Vec<(RequestId, usize)>, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
@@ -56,9 +63,17 @@ impl Meter {
         done
     }
 
-    /// What was spent since the last call.
-    pub fn take(&self, consumer: &Consumer) -> Spent {
-        self.lock().remove(consumer).unwrap_or_default()
+    /// What was spent since the last call. Trained tokens beyond `trained` were another request's of the same run, and
+    /// stay until that one asks.
+    pub fn take(&self, consumer: &Consumer, trained: u64) -> Spent {
+        let mut counts = self.lock();
+        let mut spent = counts.remove(consumer).unwrap_or_default();
+        let rest = spent.trained_tokens.saturating_sub(trained);
+        if rest > 0 {
+            counts.insert(consumer.clone(), Spent { trained_tokens: rest, ..Spent::default() });
+            spent.trained_tokens = trained;
+        }
+        spent
     }
 
     fn add(&self, time: Duration, consumers: Vec<(Consumer, usize)>, count: impl Fn(&mut Spent, usize)) {
@@ -91,9 +106,19 @@ mod tests {
         meter.spent(Duration::from_secs(4), vec![(run.clone(), 3), (sample.clone(), 1)]);
         meter.spent(Duration::from_secs(1), vec![(run.clone(), 5)]);
         meter.spent(Duration::from_secs(1), vec![]);
-        assert_eq!(meter.take(&run).time, Duration::from_secs(4));
-        assert_eq!(meter.take(&run), Spent::default());
-        assert_eq!(meter.take(&sample).time, Duration::from_secs(1));
+        assert_eq!(meter.take(&run, 0).time, Duration::from_secs(4));
+        assert_eq!(meter.take(&run, 0), Spent::default());
+        assert_eq!(meter.take(&sample, 0).time, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_request_takes_its_own_tokens_and_leaves_the_next_ones() {
+        let (meter, run) = (Meter::default(), Consumer::Run(ModelId("r".into())));
+        meter.trained(Duration::from_secs(1), vec![(run.clone(), 7), (run.clone(), 5)]);
+        assert_eq!(meter.take(&run, 7).trained_tokens, 7);
+        meter.trained(Duration::from_secs(1), vec![(run.clone(), 3)]);
+        assert_eq!(meter.take(&run, 100).trained_tokens, 8);
+        assert_eq!(meter.take(&run, 100), Spent::default());
     }
 
     #[test]
@@ -104,7 +129,7 @@ mod tests {
         for _ in 0..3 {
             meter.samples(Piece::Tokens, vec![(id.clone(), 1), (id.clone(), 1)], || ());
         }
-        let spent = meter.take(&Consumer::Sample(id));
+        let spent = meter.take(&Consumer::Sample(id), 0);
         assert_eq!((spent.prompt_tokens, spent.drawn_tokens), (7, 6));
     }
 }

@@ -108,7 +108,7 @@ pub fn run_pass(
         refuse_overflow(&mut work, part, requests, &mut breath);
     }
     drop(work);
-    models.meter.spent(start.elapsed().saturating_sub(breathed), shares);
+    models.meter.trained(start.elapsed().saturating_sub(breathed), shares);
     for key in keys {
         complete(models, requests, &key);
     }

@@ -61,7 +61,15 @@ pub struct Permit {
     admission: Admission,
     owner: OwnerId,
     bytes: usize,
+    /// Of these, what its body takes while it is read and checked.
+    reading: usize,
+    /// Bytes that are still not counted, and whether the request itself is.
+    free: usize,
+    counted: bool,
 }
+
+/// What of a small request is not counted: it is never refused for want of room, and takes none from others.
+const FREE: usize = 64 << 10;
 
 impl Admission {
     pub fn new(room: Room, accounts: Accounts) -> Self {
@@ -83,7 +91,16 @@ impl Admission {
         }
         held.requests += 1;
         drop(counts);
-        Ok(Permit { admission: self.clone(), owner: owner.clone(), bytes: 0 })
+        Ok(self.permit(owner, 0, true))
+    }
+
+    /// For a request that starts no work: nothing of it counts until it gets large.
+    pub fn aside(&self, owner: &OwnerId) -> Permit {
+        self.permit(owner, FREE, false)
+    }
+
+    fn permit(&self, owner: &OwnerId, free: usize, counted: bool) -> Permit {
+        Permit { admission: self.clone(), owner: owner.clone(), bytes: 0, reading: 0, free, counted }
     }
 
     /// How many requests of this owner have entered and are not finished.
@@ -97,24 +114,46 @@ impl Admission {
 }
 
 impl Permit {
-    /// For a small body, which is never refused for want of room and takes none from others.
-    pub fn unlimited(owner: &OwnerId) -> Self {
-        let room = Room { bytes: usize::MAX, requests: usize::MAX };
-        Admission::new(room, Accounts::default()).enter(owner).expect("there is no limit")
-    }
-
     /// Takes more room, which this request then holds until it is finished.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Full> {
         self.check(bytes)?;
-        let mut counts = self.admission.lock();
-        counts.bytes += bytes;
-        counts.owners.get_mut(&self.owner).expect("a permit's owner is counted").bytes += bytes;
-        self.bytes += bytes;
+        let bytes = self.take_free(bytes);
+        if bytes > 0 {
+            let mut counts = self.admission.lock();
+            counts.bytes += bytes;
+            counts.owners.entry(self.owner.clone()).or_default().bytes += bytes;
+            self.bytes += bytes;
+        }
         Ok(())
+    }
+
+    /// Takes room for what a body is read into, until [`Permit::was_read`].
+    pub fn grow_to_read(&mut self, bytes: usize) -> Result<(), Full> {
+        let before = self.bytes;
+        self.grow(bytes)?;
+        self.reading += self.bytes - before;
+        Ok(())
+    }
+
+    /// The body has become a command, which takes room of its own.
+    pub fn was_read(&mut self) {
+        let read = std::mem::take(&mut self.reading);
+        self.bytes -= read;
+        self.admission.lock().give_back(&self.owner, read, 0);
+    }
+
+    /// What of these bytes counts.
+    fn take_free(&mut self, bytes: usize) -> usize {
+        let counts = bytes.saturating_sub(self.free);
+        self.free -= bytes - counts;
+        counts
     }
 
     /// Whether `more` bytes would fit now. A request that is alone always does, or it could never be served.
     pub fn check(&self, more: usize) -> Result<(), Full> {
+        if more <= self.free {
+            return Ok(());
+        }
         let room = self.admission.room.bytes;
         let counts = self.admission.lock();
         let own = counts.owners.get(&self.owner).map_or(0, |held| held.bytes);
@@ -138,13 +177,18 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut counts = self.admission.lock();
-        counts.bytes -= self.bytes;
-        if let Some(held) = counts.owners.get_mut(&self.owner) {
-            held.bytes -= self.bytes;
-            held.requests -= 1;
-            if held.requests == 0 {
-                counts.owners.remove(&self.owner);
+        self.admission.lock().give_back(&self.owner, self.bytes, usize::from(self.counted));
+    }
+}
+
+impl Counts {
+    fn give_back(&mut self, owner: &OwnerId, bytes: usize, requests: usize) {
+        self.bytes -= bytes;
+        if let Some(held) = self.owners.get_mut(owner) {
+            held.bytes -= bytes;
+            held.requests -= requests;
+            if held.requests == 0 && held.bytes == 0 {
+                self.owners.remove(owner);
             }
         }
     }
@@ -222,6 +266,40 @@ mod tests {
         assert!(other.grow(1).is_err());
         drop(only);
         other.grow(1).unwrap();
+    }
+
+    #[test]
+    fn a_body_takes_room_while_it_is_read() {
+        let admission = Admission::new(Room { bytes: 100, requests: 3 }, Accounts::default());
+        let (mut a, mut b) = (admission.enter(&owner("a")).unwrap(), admission.enter(&owner("b")).unwrap());
+        a.grow(10).unwrap();
+        a.grow_to_read(80).unwrap();
+        assert!(b.grow(20).is_err());
+        a.was_read();
+        a.was_read();
+        b.grow(20).unwrap();
+        drop((a, b));
+        assert_eq!(admission.lock().bytes, 0);
+        assert!(admission.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn a_small_request_counts_when_it_gets_large() {
+        let admission = Admission::new(Room { bytes: 100, requests: 1 }, Accounts::default());
+        let mut work = admission.enter(&owner("a")).unwrap();
+        work.grow(100).unwrap();
+        let mut small = admission.aside(&owner("a"));
+        small.grow(FREE - 1).unwrap();
+        small.grow(1).unwrap();
+        assert!(small.grow(1).is_err());
+        drop(work);
+        small.grow(70).unwrap();
+        assert_eq!(admission.lock().bytes, 70);
+        assert_eq!(admission.pending(&owner("a")), 0);
+        let mut other = admission.aside(&owner("b"));
+        assert!(other.grow(FREE + 31).is_err());
+        drop(small);
+        assert!(admission.lock().owners.is_empty());
     }
 
     #[test]

@@ -130,13 +130,15 @@ impl Guard {
         self.futures.settle(&self.id, result);
     }
 
-    /// Notes what the request took; of a sample that failed or was cancelled, what the device had done for it.
+    /// Notes what the request took; of one that failed or was cancelled, what the device had done for it.
     fn count(&mut self, succeeded: bool) {
         if let Some(model) = self.creates.take().filter(|_| !succeeded) {
             self.futures.runs.end(&model);
         }
-        let spent = self.consumer.take().map(|consumer| self.futures.engine.take_spent(&consumer)).unwrap_or_default();
-        let took = if succeeded { self.took } else { done(&spent) };
+        let trained = self.tally.trained();
+        let spent = self.consumer.take().map(|consumer| self.futures.engine.take_spent(&consumer, trained));
+        let spent = spent.unwrap_or_default();
+        let took = if succeeded { self.took } else { self.tally.add_part(spent.trained_tokens, done(&spent)) };
         let took = Counters { device_micros: spent.time.as_micros() as u64, ..took };
         self.futures.took(&mut self.tally, took);
     }
@@ -275,13 +277,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::command::{RunCommand, Save};
+    use crate::accounts::runs::LiveRun;
+    use crate::command::{Datum, Loss, LossInputs, RunCommand, Save};
     use crate::error::Category;
     use crate::futures::issue::{Key, Request};
     use crate::futures::retrieve::Poll;
     use crate::futures::testing::{Rig, owner, run, step};
-    use crate::ids::CheckpointKind;
+    use crate::ids::{CheckpointKind, SessionId};
     use crate::store::testing::checkpoint;
+    use crate::store::usage::UsageFilter;
+    use chrono::DateTime;
 
     async fn outcome(rig: &Rig, id: &RequestId) -> Result<Answer> {
         match rig.futures.retrieve(id, &owner(), Duration::from_secs(5)).await {
@@ -359,5 +364,35 @@ mod tests {
         let failed = rig.futures.issue(step(3, 7)).unwrap().id;
         rig.answer(Err(Error::user("wrong")));
         assert_eq!(outcome(&rig, &failed).await.unwrap_err().message, "wrong");
+    }
+
+    #[tokio::test]
+    async fn a_forward_backward_that_fails_counts_the_tokens_the_device_worked_on() {
+        let rig = Rig::new().await;
+        let live = LiveRun { owner: owner(), session: SessionId("s".into()), base_model: "m".into() };
+        rig.futures.runs.begin(&run(), live, None).unwrap();
+        let issue = |seq, tokens: usize, forward_only| {
+            let inputs = LossInputs::default();
+            let (tokens, targets) = (vec![1; tokens], vec![1; tokens]);
+            let data = vec![Datum { tokens, targets, k: 1, two_dimensional: false, inputs }];
+            let command = RunCommand::ForwardBackward { data, loss: Loss::CrossEntropy, forward_only };
+            let command = Command::Run { owner: owner(), model: run(), seq, command };
+            rig.futures.issue(Request { command, completion: Completion::ForwardBackward, ..step(seq, seq) }).unwrap()
+        };
+        let promises = [issue(1, 10, false), issue(2, 10, false), issue(3, 10, true), issue(4, 10, true)];
+        let done = || Outcome::ForwardBackward { outputs: vec![], metrics: vec![] };
+        rig.meter.trained(Duration::from_micros(5), vec![(Consumer::Run(run()), 10), (Consumer::Run(run()), 3)]);
+        rig.answer(Ok(done()));
+        rig.answer(Err(Error::user("its loss is not finite")));
+        rig.meter.trained(Duration::from_micros(5), vec![(Consumer::Run(run()), 4)]);
+        rig.answer(Err(Error::user("neither is this one's")));
+        rig.answer(Err(Error::user("this one never began")));
+        for (promise, succeeds) in promises.iter().zip([true, false, false, false]) {
+            assert_eq!(outcome(&rig, &promise.id).await.is_ok(), succeeds);
+        }
+        rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
+        let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
+        let [(_, counted)] = &rig.store.usage_by_day(&all).await.unwrap()[..] else { panic!("one row") };
+        assert_eq!((counted.train_tokens, counted.forward_tokens, counted.device_micros), (13, 4, 10));
     }
 }

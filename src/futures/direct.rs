@@ -58,7 +58,7 @@ struct Count {
 
 impl Drop for Count {
     fn drop(&mut self) {
-        let spent = self.futures.engine.take_spent(&self.consumer);
+        let spent = self.futures.engine.take_spent(&self.consumer, 0);
         let took = self.took.take().unwrap_or_else(|| done(&spent));
         let device_micros = spent.time.as_micros() as u64;
         self.futures.took(&mut self.tally, Counters { device_micros, ..took });
@@ -91,7 +91,7 @@ mod tests {
         let consumer = Consumer::Sample(origin.promise.clone());
         rig.meter.spent(Duration::from_micros(7), vec![(consumer.clone(), 1)]);
         drop(rig.futures.counted(&command, Work::Other, Box::new(|_| ())));
-        assert_eq!(rig.meter.take(&consumer), Spent::default());
+        assert_eq!(rig.meter.take(&consumer, 0), Spent::default());
         rig.futures.usage().flush(&rig.store, Utc::now()).await.unwrap();
         let all = UsageFilter::all(&owner(), DateTime::UNIX_EPOCH, Utc::now() + TimeDelta::hours(1));
         let [(_, counters)] = &rig.store.usage_by_day(&all).await.unwrap()[..] else { panic!("one row") };

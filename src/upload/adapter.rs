@@ -75,7 +75,7 @@ pub fn adopt(config: &AdapterConfig, from: &Path, to: &Path, base: &Base<'_>) ->
         let (a, b) = if modules.contains(&module) {
             let a = finite(&mut file, &key(&module, 'A'))?;
             let b = finite(&mut file, &key(&module, 'B'))?;
-            (a, b.into_iter().map(|x| (f64::from(x) * factor) as f32).collect())
+            (a, scaled(b, factor, &key(&module, 'B'))?)
         } else {
             (Adapter::initial_a(&lora, site, &decoder), vec![0.0; outputs * lora.rank])
         };
@@ -157,6 +157,20 @@ fn finite(file: &mut Reader, key: &str) -> Result<Vec<f32>> {
         Some(x) => Err(Error::user(format!("{WEIGHTS}: {key} holds the value {x}"))),
         None => Ok(values),
     }
+}
+
+/// Here B carries what of the scale differs.
+fn scaled(b: Vec<f32>, factor: f64, key: &str) -> Result<Vec<f32>> {
+    let scale = |x: f32| {
+        let y = (f64::from(x) * factor) as f32;
+        y.is_finite().then_some(y).ok_or_else(|| {
+            Error::user(format!(
+                "{WEIGHTS}: {key} holds the value {x}, which lora_alpha and r of {CONFIG} scale by {factor:e}: that is \
+                 beyond float32"
+            ))
+        })
+    };
+    b.into_iter().map(scale).collect()
 }
 
 /// A damaged file is the uploader's, and its place on this machine is not for them.
@@ -257,6 +271,14 @@ mod tests {
         let mut infinite = fine.clone();
         infinite[1].data[3] = f32::INFINITY;
         assert!(refusal(&infinite, &q).contains("q_proj.lora_B.weight holds the value inf"));
+        for scale in [1e40, 1e300, f64::MAX] {
+            let e = refusal(&fine, &config(2, scale, &["q_proj"]));
+            assert!(
+                e.contains("adapter_model.safetensors: base_model.model.model.layers.0.self_attn.q_proj.lora_B"),
+                "{e}"
+            );
+            assert!(e.contains("holds the value 3, which lora_alpha and r of adapter_config.json scale by"), "{e}");
+        }
     }
 
     #[test]

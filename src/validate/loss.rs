@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(parse("ppo", &c).unwrap(), Loss::Ppo { clip_low: 0.5, clip_high: 3.0 });
         assert!(parse("ppo", &config(&[("clip_low_threshold", 2.0)])).unwrap_err().message.contains("above"));
         assert!(parse("dro", &config(&[("beta", f64::NAN)])).is_err());
-        let list = |key: &str| [(key.to_string(), LossConfigValue::Other(serde_json::json!([0.1])))].into();
+        let list = |key: &str| [(key.to_string(), serde_json::from_str::<LossConfigValue>("[0.1]").unwrap())].into();
         assert!(parse("dro", &list("beta")).unwrap_err().message.contains("beta must be a number"));
         assert!(parse("ppo", &list("advantages")).unwrap_err().message.contains("loss_fn_inputs"));
         let text = [("beta".to_string(), LossConfigValue::Text("big".into()))].into();

@@ -1,6 +1,6 @@
 //! What is created, and with which optimiser settings it is stepped.
 
-use serde_json::Value;
+use tinderbox_client::types::json_text::JsonText;
 use tinderbox_client::types::training::{
     AdamParams as WireAdam, CreateModelRequest, LoraConfig as WireLora, OptimizerConfig,
 };
@@ -41,7 +41,7 @@ pub fn optimizer(config: &OptimizerConfig) -> Result<()> {
 }
 
 /// One step's settings, each in its range, which is what float32 can say: the step is computed in it.
-pub fn adam(params: Option<&WireAdam>, other: Option<&Value>) -> Result<AdamParams> {
+pub fn adam(params: Option<&WireAdam>, other: Option<&JsonText>) -> Result<AdamParams> {
     if other.is_some() {
         return Err(Error::user("optimizer_params are for other optimisers; runs here use adamw: send adam_params"));
     }
@@ -140,7 +140,7 @@ mod tests {
         r.optimizer_config.kind = "dimuon".into();
         let e = kind(&r, 64, 5).unwrap_err().message;
         assert!(e.contains("dimuon") && e.contains("adamw"), "{e}");
-        assert!(adam(None, Some(&Value::Null)).unwrap_err().message.contains("adam_params"));
+        assert!(adam(None, Some(&serde_json::from_str("{}").unwrap())).unwrap_err().message.contains("adam_params"));
     }
 
     #[test]

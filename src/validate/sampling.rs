@@ -27,6 +27,32 @@ pub struct Checked {
     pub targets: Option<TargetLayout>,
 }
 
+/// What fields are called in errors: here by the Tinker API, elsewhere by an API whose requests become those of this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Names {
+    pub num_samples: &'static str,
+    pub max_tokens: &'static str,
+    pub temperature: &'static str,
+    pub top_p: &'static str,
+    pub top_k: &'static str,
+    pub stop: &'static str,
+    pub topk_prompt_logprobs: &'static str,
+    pub topk_sample_logprobs: &'static str,
+}
+
+impl Names {
+    pub const TINKER: Self = Self {
+        num_samples: "num_samples",
+        max_tokens: "sampling_params.max_tokens",
+        temperature: "sampling_params.temperature",
+        top_p: "sampling_params.top_p",
+        top_k: "sampling_params.top_k",
+        stop: "sampling_params.stop",
+        topk_prompt_logprobs: "topk_prompt_logprobs",
+        topk_sample_logprobs: "topk_sample_logprobs",
+    };
+}
+
 /// `seed` is used where the user gave none.
 pub fn sample(
     wire: WireRequest,
@@ -34,10 +60,11 @@ pub fn sample(
     model: &ModelInfo,
     max_samples: usize,
     seed: u64,
+    names: &Names,
 ) -> Result<Checked> {
     let prompt = tokens::sequence(&wire.prompt, "prompt", model)?;
-    let params = params(&wire.sampling_params, prompt.len(), model, seed)?;
-    let num_samples = count("num_samples", wire.num_samples, 1, max_samples)?;
+    let params = params(&wire.sampling_params, prompt.len(), model, seed, names)?;
+    let num_samples = count(names.num_samples, wire.num_samples, 1, max_samples)?;
     let top_limit = MAX_TOPK.min(model.vocab_size);
     let (prompt_targets, targets) = match &wire.target_prompt_logprobs {
         None => (None, None),
@@ -54,24 +81,28 @@ pub fn sample(
         params,
         prompt_logprobs: wire.prompt_logprobs,
         prompt_logprobs_last_n: last_n(&wire, prompt.len())?,
-        topk_prompt_logprobs: topk("topk_prompt_logprobs", wire.topk_prompt_logprobs)?,
-        topk_sample_logprobs: topk("topk_sample_logprobs", wire.topk_sample_logprobs)?,
+        topk_prompt_logprobs: topk(names.topk_prompt_logprobs, wire.topk_prompt_logprobs)?,
+        topk_sample_logprobs: topk(names.topk_sample_logprobs, wire.topk_sample_logprobs)?,
         prompt_targets,
         prompt_alt_tokens_k: topk("prompt_alt_tokens_k", wire.prompt_alt_tokens_k)?,
         prompt,
     };
-    bounded(&request, targets.as_ref())?;
+    bounded(&request, targets.as_ref(), names)?;
     Ok(Checked { request, targets })
 }
 
 /// The result must not be larger than 2^25 cells, whatever the work would be.
-fn bounded(r: &SampleRequest, targets: Option<&TargetLayout>) -> Result<()> {
+fn bounded(r: &SampleRequest, targets: Option<&TargetLayout>, names: &Names) -> Result<()> {
     let sampled = r.num_samples.saturating_mul(r.params.max_tokens).saturating_mul(1 + r.topk_sample_logprobs);
     if sampled > MAX_CELLS {
         return Err(Error::user(format!(
-            "num_samples {} × max_tokens {} × (1 + topk_sample_logprobs {}) is {sampled}; the limit of one request is \
-             {MAX_CELLS}",
-            r.num_samples, r.params.max_tokens, r.topk_sample_logprobs
+            "{} {} × {} {} × (1 + {} {}) is {sampled}; the limit of one request is {MAX_CELLS}",
+            names.num_samples,
+            r.num_samples,
+            names.max_tokens,
+            r.params.max_tokens,
+            names.topk_sample_logprobs,
+            r.topk_sample_logprobs
         )));
     }
     let length = r.prompt.len();
@@ -79,31 +110,30 @@ fn bounded(r: &SampleRequest, targets: Option<&TargetLayout>) -> Result<()> {
     let scored = length.saturating_mul(per_token) + targets.map_or(0, |t| t.rows * t.k);
     if scored > MAX_CELLS {
         return Err(Error::user(format!(
-            "{length} prompt tokens × (1 + topk_prompt_logprobs {} + prompt_alt_tokens_k {}) and the elements of \
-             target_prompt_logprobs are {scored} together; the limit of one request is {MAX_CELLS}",
-            r.topk_prompt_logprobs, r.prompt_alt_tokens_k
+            "{length} prompt tokens × (1 + {} {} + prompt_alt_tokens_k {}) and the elements of target_prompt_logprobs are \
+             {scored} together; the limit of one request is {MAX_CELLS}",
+            names.topk_prompt_logprobs, r.topk_prompt_logprobs, r.prompt_alt_tokens_k
         )));
     }
     Ok(())
 }
 
-fn params(wire: &WireParams, prompt_len: usize, model: &ModelInfo, seed: u64) -> Result<SamplingParams> {
-    let bad = |name: &str, value: f64, wanted: &str| {
-        Err(Error::user(format!("sampling_params.{name} is {value}; it must be {wanted}")))
-    };
+fn params(wire: &WireParams, prompt_len: usize, model: &ModelInfo, seed: u64, names: &Names) -> Result<SamplingParams> {
+    let bad =
+        |name: &str, value: f64, wanted: &str| Err(Error::user(format!("{name} is {value}; it must be {wanted}")));
     if !wire.temperature.is_finite() || wire.temperature < 0.0 {
-        return bad("temperature", wire.temperature, "a finite number ≥ 0 (0 = greedy)");
+        return bad(names.temperature, wire.temperature, "a finite number ≥ 0 (0 = greedy)");
     }
     if !(wire.top_p > 0.0 && wire.top_p <= 1.0) {
-        return bad("top_p", wire.top_p, "above 0 and at most 1");
+        return bad(names.top_p, wire.top_p, "above 0 and at most 1");
     }
     if wire.top_k < -1 {
-        return bad("top_k", wire.top_k as f64, "-1 or 0 (off), or the number of candidates");
+        return bad(names.top_k, wire.top_k as f64, "-1 or 0 (off), or the number of candidates");
     }
     Ok(SamplingParams {
-        max_tokens: max_tokens(wire.max_tokens, prompt_len, model)?,
+        max_tokens: max_tokens(wire.max_tokens, prompt_len, model, names.max_tokens)?,
         seed: wire.seed.unwrap_or(seed),
-        stop: stop(wire.stop.as_ref(), model)?,
+        stop: stop(wire.stop.as_ref(), model, names.stop)?,
         temperature: positive_f32(wire.temperature),
         top_k: wire.top_k.max(0) as usize,
         top_p: positive_f32(wire.top_p),
@@ -117,7 +147,7 @@ fn positive_f32(x: f64) -> f32 {
 
 /// Prompt and sample must fit into the context. One token more than that is fine for `max_tokens=1`, which scores a
 /// prompt: nothing is computed at the position of the last sampled token.
-fn max_tokens(wanted: Option<i64>, prompt_len: usize, model: &ModelInfo) -> Result<usize> {
+fn max_tokens(wanted: Option<i64>, prompt_len: usize, model: &ModelInfo, name: &str) -> Result<usize> {
     let context = model.max_context_length;
     if prompt_len > context {
         return Err(Error::user(format!(
@@ -126,7 +156,7 @@ fn max_tokens(wanted: Option<i64>, prompt_len: usize, model: &ModelInfo) -> Resu
         )));
     }
     let Some(wanted) = wanted else { return Ok((context - prompt_len).max(1)) };
-    let n = count("sampling_params.max_tokens", wanted, 1, usize::MAX)?;
+    let n = count(name, wanted, 1, usize::MAX)?;
     if n > 1 && prompt_len.saturating_add(n) > context {
         return Err(Error::user(format!(
             "the prompt has {prompt_len} tokens and max_tokens is {n}: together more than the context length {context} \
@@ -198,7 +228,7 @@ mod tests {
     }
 
     fn check(prompt: &[i64], change: impl FnOnce(&mut WireRequest)) -> Result<Checked> {
-        sample(wire(prompt, change), SampleSource::Base, &tokens::tiny_model(), 16, 77)
+        sample(wire(prompt, change), SampleSource::Base, &tokens::tiny_model(), 16, 77, &Names::TINKER)
     }
 
     #[test]
@@ -227,9 +257,9 @@ mod tests {
         let cases: [(&str, Change); 10] = [
             ("num_samples", |w| w.num_samples = 0),
             ("num_samples", |w| w.num_samples = 17),
-            ("max_tokens", |w| w.sampling_params.max_tokens = Some(-1)),
+            ("sampling_params.max_tokens", |w| w.sampling_params.max_tokens = Some(-1)),
             ("max_tokens", |w| w.sampling_params.max_tokens = Some(0)),
-            ("temperature", |w| w.sampling_params.temperature = -0.5),
+            ("sampling_params.temperature", |w| w.sampling_params.temperature = -0.5),
             ("top_p", |w| w.sampling_params.top_p = 1.5),
             ("top_k", |w| w.sampling_params.top_k = -5),
             ("topk_prompt_logprobs", |w| w.topk_prompt_logprobs = -1),
@@ -256,7 +286,8 @@ mod tests {
     fn large_results_are_refused_before_the_work() {
         let wide = ModelInfo { vocab_size: 2000, max_context_length: 1 << 20, ..tokens::tiny_model() };
         let refused = |length: usize, change: &dyn Fn(&mut WireRequest)| {
-            sample(wire(&vec![1; length], |w| change(w)), SampleSource::Base, &wide, 4096, 7).map_err(|e| e.message)
+            sample(wire(&vec![1; length], |w| change(w)), SampleSource::Base, &wide, 4096, 7, &Names::TINKER)
+                .map_err(|e| e.message)
         };
         let many = |topk: i64| {
             move |w: &mut WireRequest| {
@@ -266,7 +297,7 @@ mod tests {
         };
         assert!(refused(1, &many(1)).is_ok());
         let e = refused(1, &many(2)).unwrap_err();
-        assert!(e.contains("num_samples 4096 × max_tokens 4096") && e.contains("33554432"), "{e}");
+        assert!(e.contains("num_samples 4096 × sampling_params.max_tokens 4096") && e.contains("33554432"), "{e}");
         let e = refused(40_000, &|w| w.topk_prompt_logprobs = 1000).unwrap_err();
         assert!(e.contains("topk_prompt_logprobs 1000"), "{e}");
         let e = refused(40_000, &|w| w.prompt_alt_tokens_k = 1000).unwrap_err();

@@ -15,33 +15,34 @@ const MAX_STRING_BYTES: usize = 16 << 10;
 /// Token ids of one list.
 const MAX_IDS: usize = 1024;
 
-pub fn stop(wire: Option<&WireStop>, model: &ModelInfo) -> Result<Stop> {
+/// `name` is the field's, for errors.
+pub fn stop(wire: Option<&WireStop>, model: &ModelInfo, name: &str) -> Result<Stop> {
     match wire {
         None => Ok(Stop::Eos),
         Some(WireStop::Tokens(ids)) if ids.is_empty() => Ok(Stop::Never),
         Some(WireStop::Tokens(ids)) => {
-            at_most("token ids", ids.len(), MAX_IDS)?;
-            tokens::ids(ids, "sampling_params.stop", 0, model).map(Stop::Tokens)
+            at_most(name, "token ids", ids.len(), MAX_IDS)?;
+            tokens::ids(ids, name, 0, model).map(Stop::Tokens)
         }
-        Some(WireStop::Text(text)) => strings(std::slice::from_ref(text)),
-        Some(WireStop::Texts(texts)) => strings(texts),
+        Some(WireStop::Text(text)) => strings(std::slice::from_ref(text), name),
+        Some(WireStop::Texts(texts)) => strings(texts, name),
     }
 }
 
-fn strings(texts: &[String]) -> Result<Stop> {
-    at_most("strings", texts.len(), MAX_STRINGS)?;
-    at_most("bytes of strings", texts.iter().map(String::len).sum(), MAX_STRING_BYTES)?;
+fn strings(texts: &[String], name: &str) -> Result<Stop> {
+    at_most(name, "strings", texts.len(), MAX_STRINGS)?;
+    at_most(name, "bytes of strings", texts.iter().map(String::len).sum(), MAX_STRING_BYTES)?;
     if texts.iter().any(String::is_empty) {
-        return Err(Error::user("sampling_params.stop holds an empty string, which every text contains"));
+        return Err(Error::user(format!("{name} holds an empty string, which every text contains")));
     }
     Ok(Stop::Strings(texts.to_vec()))
 }
 
-fn at_most(what: &str, n: usize, limit: usize) -> Result<()> {
+fn at_most(name: &str, what: &str, n: usize, limit: usize) -> Result<()> {
     if n <= limit {
         return Ok(());
     }
-    Err(Error::user(format!("sampling_params.stop has {n} {what}; at most {limit} are allowed")))
+    Err(Error::user(format!("{name} has {n} {what}; at most {limit} are allowed")))
 }
 
 #[cfg(test)]
@@ -49,12 +50,12 @@ mod tests {
     use super::*;
 
     fn of(wire: WireStop) -> Result<Stop> {
-        stop(Some(&wire), &tokens::tiny_model())
+        stop(Some(&wire), &tokens::tiny_model(), "stop")
     }
 
     #[test]
     fn every_form_of_stop() {
-        assert_eq!(stop(None, &tokens::tiny_model()).unwrap(), Stop::Eos);
+        assert_eq!(stop(None, &tokens::tiny_model(), "stop").unwrap(), Stop::Eos);
         assert_eq!(of(WireStop::Tokens(vec![])).unwrap(), Stop::Never);
         assert_eq!(of(WireStop::Tokens(vec![3, 4])).unwrap(), Stop::Tokens(vec![3, 4]));
         assert_eq!(of(WireStop::Text("a".into())).unwrap(), Stop::Strings(vec!["a".into()]));
@@ -76,6 +77,6 @@ mod tests {
     #[test]
     fn a_mixed_list_is_explained() {
         let e = serde_json::from_str::<WireStop>(r#"["a", 5]"#).unwrap_err().to_string();
-        assert!(e.contains("a string, a list of strings or a list of token ids"), "{e}");
+        assert!(e.contains("token ids, texts or lists of token ids, not several of these"), "{e}");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use minijinja::value::{Value, ValueKind};
 
+use crate::api::inference::choice::Choice;
 use crate::api::inference::messages::{check_name, check_schema, not_text};
 use crate::chat::conversation::{Conversation, Message, ToolCall};
 use crate::error::{Error, Result};
@@ -50,7 +51,7 @@ impl PromptRequest {
     fn offered_tools(&self) -> Result<Vec<Value>> {
         let tools = self.tools.as_deref().unwrap_or_default().iter().enumerate();
         let tools: Vec<Value> = tools.map(|(i, t)| tool(&format!("tools[{i}]"), t)).collect::<Result<_>>()?;
-        match self.tool_choice.as_ref().map(|c| c["type"].as_str().unwrap_or("?")) {
+        match self.tool_choice.as_ref().map(Choice::kind) {
             None | Some("auto") => Ok(tools),
             Some("none") => Ok(Vec::new()),
             Some(other) => Err(Error::user(format!(

@@ -18,6 +18,7 @@ pub async fn count(
     WorkBody(r, _permit): WorkBody<PromptRequest>,
 ) -> ApiResult<Json<Value>> {
     let target = app.target(&owner, &r.model).await?;
+    app.futures().pace().admit(&owner, 1, 0)?;
     let chat = app.chat(&target.model).await?;
     let (name, context) = (target.model.name, target.model.max_context_length);
     let (_, prompt) = app.heavy(move || chat.prompt(&r.conversation(&name)?, context)).await??;

@@ -12,7 +12,7 @@ use crate::api::body::WorkBody;
 use crate::api::error::ApiResult;
 use crate::api::inference::answer::{Answer, Ending, Token, finite, tokens_of};
 use crate::api::inference::jobs::Jobs;
-use crate::api::inference::settings::Settings;
+use crate::api::inference::settings::{NAMES, Settings};
 use crate::api::inference::sse::follow;
 use crate::api::keys::Caller;
 use crate::api::state::App;
@@ -21,6 +21,7 @@ use crate::chat::output::Reading;
 use crate::chat::tool_calls::Call;
 use crate::command::SampleOutput;
 use crate::error::{Error, Result};
+use crate::validate::sampling::Names;
 
 use super::request::MessagesRequest;
 use super::stream::Stream;
@@ -37,10 +38,7 @@ pub async fn create(
         let (chat, model) = (chat.clone(), target.model.clone());
         app.heavy(move || Telling::new(r, chat, &model.name, model.max_context_length)).await??
     };
-    let request = settings.request(&app, &target, &telling.prompt, Some(&chat)).map_err(|e| Error {
-        message: e.message.replace("stop has", "stop_sequences has").replace("stop holds", "stop_sequences holds"),
-        ..e
-    })?;
+    let request = settings.request(&app, &target, &telling.prompt, Some(&chat))?;
     let jobs = Jobs::start(&app, &caller.owner, &target, vec![request], permit, streams)?;
     if streams {
         return Ok(follow(&app, &caller, jobs, Stream::new(telling)).await?);
@@ -51,6 +49,7 @@ pub async fn create(
 
 fn settings(r: &MessagesRequest) -> Settings {
     Settings {
+        names: Names { stop: "stop_sequences", ..NAMES },
         max_tokens: Some(r.max_tokens),
         temperature: r.temperature,
         top_p: r.top_p,

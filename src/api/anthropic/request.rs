@@ -1,8 +1,10 @@
 //! The bodies of `messages` and `count_tokens`.
 
 use minijinja::Value;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use tinderbox_client::types::lenient;
+
+use crate::api::inference::choice::Choice;
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct MessagesRequest {
@@ -28,7 +30,7 @@ pub struct PromptRequest {
     pub messages: Vec<WireMessage>,
     pub system: Option<Content>,
     pub tools: Option<Vec<Tool>>,
-    pub tool_choice: Option<serde_json::Value>,
+    pub tool_choice: Option<Choice>,
     pub thinking: Option<Thinking>,
 }
 
@@ -38,11 +40,16 @@ pub struct WireMessage {
     pub content: Content,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "content must be a string or a list of blocks")]
+#[derive(Clone, Debug)]
 pub enum Content {
     Text(String),
     Blocks(Vec<Block>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        lenient::text_or_list(d, "content as a string or a list of blocks", Self::Text, Self::Blocks)
+    }
 }
 
 /// All kinds of blocks; which fields there are depends on `kind`.

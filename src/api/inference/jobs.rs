@@ -56,7 +56,7 @@ impl Jobs {
         owner: &OwnerId,
         target: &Target,
         requests: Vec<SampleRequest>,
-        permit: Permit,
+        mut permit: Permit,
         followed: bool,
     ) -> ApiResult<Self> {
         let asked = requests.iter().map(logprobs).fold(0, usize::saturating_add);
@@ -67,6 +67,7 @@ impl Jobs {
             ))
             .into());
         }
+        permit.was_read();
         let mut permits = vec![permit];
         while permits.len() < requests.len() {
             permits.push(app.futures().admission().enter(owner)?);

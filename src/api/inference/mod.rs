@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod bearer;
 pub mod chats;
+pub mod choice;
 pub mod error_shapes;
 pub mod jobs;
 pub mod messages;

@@ -8,22 +8,29 @@ use crate::chat::Chat;
 use crate::command::SampleRequest;
 use crate::error::{Error, Result};
 use crate::validate;
+use crate::validate::sampling::Names;
 
 use super::target::Target;
 
 /// Tokens of an answer whose length nobody limited. A request holds room for all tokens it may come to need.
 pub const DEFAULT_MAX_TOKENS: usize = 4096;
 
-/// What stands for what in errors: the Tinker API's names and these APIs'.
-const NAMES: &[(&str, &str)] = &[
-    ("sampling_params.", ""),
-    ("num_samples", "n"),
-    ("topk_sample_logprobs", "top_logprobs"),
-    ("topk_prompt_logprobs", "logprobs"),
-];
+/// The names of the fields that most of these APIs' requests share, for errors.
+pub const NAMES: Names = Names {
+    num_samples: "n",
+    max_tokens: "max_tokens",
+    temperature: "temperature",
+    top_p: "top_p",
+    top_k: "top_k",
+    stop: "stop",
+    topk_prompt_logprobs: "logprobs",
+    topk_sample_logprobs: "top_logprobs",
+};
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Settings {
+    /// The request's own.
+    pub names: Names,
     pub num_samples: Option<i64>,
     pub max_tokens: Option<i64>,
     pub temperature: Option<f64>,
@@ -39,6 +46,25 @@ pub struct Settings {
     pub topk: i64,
     /// Score the prompt too, with as many alternatives.
     pub prompt_logprobs: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            names: NAMES,
+            num_samples: None,
+            max_tokens: None,
+            temperature: None,
+            top_p: None,
+            top_k: None,
+            seed: None,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            topk: 0,
+            prompt_logprobs: false,
+        }
+    }
 }
 
 impl Settings {
@@ -65,9 +91,8 @@ impl Settings {
         // 63 bits, as everywhere: a seed may be told and sent again.
         let seed = rand::random::<u64>() >> 1;
         let limit = app.limits().max_num_samples;
-        validate::sampling::sample(wire, target.source.clone(), &target.model, limit, seed)
+        validate::sampling::sample(wire, target.source.clone(), &target.model, limit, seed, &self.names)
             .map(|checked| checked.request)
-            .map_err(in_their_words)
     }
 
     fn stop(&self, target: &Target, chat: Option<&Chat>) -> Result<Option<Stop>> {
@@ -90,14 +115,6 @@ impl Settings {
         ids.extend(end.map(|(id, _)| i64::from(*id)));
         Ok((!ids.is_empty()).then_some(Stop::Tokens(ids)))
     }
-}
-
-/// The same error with the names that the request's fields have here.
-fn in_their_words(mut error: Error) -> Error {
-    for (theirs, ours) in NAMES {
-        error.message = error.message.replace(theirs, ours);
-    }
-    error
 }
 
 #[cfg(test)]
@@ -133,6 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn errors_use_the_names_of_the_request() {
+        let names = Names { stop: "stop_sequences", ..NAMES };
         let cases = [
             ("temperature is -1;", Settings { temperature: Some(-1.0), ..Settings::default() }),
             ("top_p is 0;", Settings { top_p: Some(0.0), ..Settings::default() }),
@@ -140,6 +158,7 @@ mod tests {
             ("max_tokens is 0;", Settings { max_tokens: Some(0), ..Settings::default() }),
             ("top_logprobs is 99;", Settings { topk: 99, ..Settings::default() }),
             ("stop: token id 10", Settings { stop_token_ids: vec![10], ..Settings::default() }),
+            ("stop_sequences holds an empty", Settings { names, stop: vec![String::new()], ..Settings::default() }),
         ];
         for (start, settings) in cases {
             let e = check(settings).await.unwrap_err().message;

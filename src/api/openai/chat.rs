@@ -34,7 +34,7 @@ pub async fn create(
 ) -> ApiResult<Response> {
     let target = app.target(&caller.owner, &r.model).await?;
     let chat = app.chat(&target.model).await?;
-    let (settings, streams) = (r.sampling.settings(top_logprobs(&r)?)?, r.sampling.streams());
+    let (settings, streams) = (r.sampling.settings(("top_logprobs", top_logprobs(&r)?))?, r.sampling.streams());
     let telling = {
         let (chat, model) = (chat.clone(), target.model.clone());
         app.heavy(move || Telling::new(r, chat, &model.name, model.max_context_length)).await??

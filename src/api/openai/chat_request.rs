@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 
 use minijinja::Value;
-use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use tinderbox_client::types::lenient;
 
 use super::sampling::Sampling;
+use crate::api::inference::choice::Choice;
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct ChatRequest {
@@ -13,7 +16,7 @@ pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
     /// Shown to the chat template as they are.
     pub tools: Option<Vec<Value>>,
-    pub tool_choice: Option<serde_json::Value>,
+    pub tool_choice: Option<Choice>,
     pub parallel_tool_calls: Option<bool>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<i64>,
@@ -24,8 +27,8 @@ pub struct ChatRequest {
     /// Ours: the last message is the beginning of the answer.
     pub continue_final_message: Option<bool>,
     /// Before there were tools.
-    pub functions: Option<serde_json::Value>,
-    pub function_call: Option<serde_json::Value>,
+    pub functions: Option<IgnoredAny>,
+    pub function_call: Option<IgnoredAny>,
     #[serde(flatten)]
     pub sampling: Sampling,
 }
@@ -41,11 +44,16 @@ pub struct ChatMessage {
     pub reasoning_content: Option<String>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "content must be a string or a list of parts")]
+#[derive(Clone, Debug)]
 pub enum Content {
     Text(String),
     Parts(Vec<ContentPart>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        lenient::text_or_list(d, "content as a string or a list of parts", Self::Text, Self::Parts)
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -36,7 +36,7 @@ pub async fn create(
     let target = app.target(&caller.owner, &r.model).await?;
     let chat = app.chat(&target.model).await?;
     let (settings, streams) = (r.settings()?, r.sampling.streams());
-    let given = std::mem::replace(&mut r.prompt, Prompt::Ids(Vec::new()));
+    let given = std::mem::replace(&mut r.prompt, Prompt::Text(String::new()));
     let prompts = {
         let (chat, model) = (chat.clone(), target.model.clone());
         app.heavy(move || prompts(given, &chat, &model)).await??

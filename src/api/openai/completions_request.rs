@@ -1,9 +1,11 @@
 //! The body of a text completion.
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde::{Deserialize, Deserializer};
+use tinderbox_client::types::items::Items;
+use tinderbox_client::types::lenient;
 
 use super::sampling::Sampling;
+use crate::api::inference::choice::Choice;
 use crate::api::inference::settings::Settings;
 use crate::error::{Error, Result};
 
@@ -19,19 +21,23 @@ pub struct CompletionRequest {
     /// The prompt stands before the answer, in text and logprobs.
     pub echo: Option<bool>,
     best_of: Option<i64>,
-    suffix: Option<Value>,
+    suffix: Option<Choice>,
     #[serde(flatten)]
     pub sampling: Sampling,
 }
 
 /// One prompt or several, as text or token ids.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "prompt must be a string, a list of strings, a list of token ids or a list of those")]
+#[derive(Clone, Debug)]
 pub enum Prompt {
     Text(String),
-    Ids(Vec<i64>),
-    Texts(Vec<String>),
-    Lists(Vec<Vec<i64>>),
+    List(Items),
+}
+
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let expecting = "prompt as a string, a list of strings, a list of token ids or a list of those";
+        lenient::text_or_list(d, expecting, Self::Text, Self::List)
+    }
 }
 
 /// A single prompt.
@@ -45,9 +51,9 @@ impl Prompt {
     pub fn each(self) -> Vec<One> {
         match self {
             Self::Text(text) => vec![One::Text(text)],
-            Self::Ids(ids) => vec![One::Ids(ids)],
-            Self::Texts(texts) => texts.into_iter().map(One::Text).collect(),
-            Self::Lists(lists) => lists.into_iter().map(One::Ids).collect(),
+            Self::List(Items::Ids(ids)) => vec![One::Ids(ids)],
+            Self::List(Items::Texts(texts)) => texts.into_iter().map(One::Text).collect(),
+            Self::List(Items::Lists(lists)) => lists.into_iter().map(One::Ids).collect(),
         }
     }
 }
@@ -68,15 +74,14 @@ impl CompletionRequest {
         if let Some(best_of) = self.best_of.filter(|b| *b != self.sampling.n.unwrap_or(1)) {
             return Err(Error::user(format!("best_of is {best_of}; only the value of n is supported")));
         }
-        if self.suffix.as_ref().is_some_and(|s| s.as_str() != Some("")) {
+        if self.suffix.as_ref().is_some_and(|s| !s.is_word("")) {
             return Err(Error::user("suffix is not supported"));
         }
         let asked = self.logprobs.is_some() || self.sampling.returns_token_ids();
         if self.echoes() && asked && self.sampling.streams() {
             return Err(Error::user("echo with logprobs or return_token_ids cannot be streamed"));
         }
-        let name = |e: Error| Error { message: e.message.replace("top_logprobs", "logprobs"), ..e };
-        let mut settings = self.sampling.settings(self.logprobs.unwrap_or(0)).map_err(name)?;
+        let mut settings = self.sampling.settings(("logprobs", self.logprobs.unwrap_or(0)))?;
         settings.max_tokens = settings.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
         if self.only_scores() {
             settings.max_tokens = Some(1);
@@ -89,7 +94,7 @@ impl CompletionRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn of(body: Value) -> CompletionRequest {
         let mut full = json!({"model": "m", "prompt": "hi"});
@@ -104,8 +109,9 @@ mod tests {
         assert_eq!(each(json!(["a", "b"])), [One::Text("a".into()), One::Text("b".into())]);
         assert_eq!(each(json!([1, 2])), [One::Ids(vec![1, 2])]);
         assert_eq!(each(json!([[1], [2, 3]])), [One::Ids(vec![1]), One::Ids(vec![2, 3])]);
+        assert_eq!(each(json!([])), [One::Ids(vec![])]);
         let mixed = serde_json::from_value::<CompletionRequest>(json!({"model": "m", "prompt": ["a", 1]}));
-        assert!(mixed.unwrap_err().to_string().contains("prompt must be"));
+        assert!(mixed.unwrap_err().to_string().contains("not several of these"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use minijinja::value::{Value, ValueKind};
 
+use crate::api::inference::choice::Choice;
 use crate::api::inference::messages::{check_name, check_schema, not_text};
 use crate::chat::conversation::{Conversation, Message, ToolCall};
 use crate::error::{Error, Result};
@@ -38,9 +39,9 @@ impl ChatRequest {
         }
         match &self.tool_choice {
             None => Ok(tools),
-            Some(choice) => match choice.as_str() {
-                Some("auto") => Ok(tools),
-                Some("none") => Ok(Vec::new()),
+            Some(choice) => match choice {
+                Choice::Word(word) if word == "auto" => Ok(tools),
+                Choice::Word(word) if word == "none" => Ok(Vec::new()),
                 _ => Err(Error::user(format!(
                     "tool_choice is {choice}; a model cannot be forced to call a tool here: \"auto\" and \"none\" are \
                      supported"

@@ -1,11 +1,15 @@
 //! The fields of a request that say how to sample, and those that nothing here can honour.
 
-use serde::Deserialize;
-use serde_json::Value;
+use std::collections::BTreeMap;
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 use tinderbox_client::types::lenient;
 
-use crate::api::inference::settings::Settings;
+use crate::api::inference::choice::Choice;
+use crate::api::inference::settings::{NAMES, Settings};
 use crate::error::{Error, Result};
+use crate::validate::sampling::Names;
 
 /// Alternatives of a token that may be asked for.
 pub const MAX_TOP_LOGPROBS: i64 = 20;
@@ -31,15 +35,20 @@ pub struct Sampling {
     pub return_token_ids: Option<bool>,
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
-    logit_bias: Option<serde_json::Map<String, Value>>,
-    response_format: Option<Value>,
+    logit_bias: Option<BTreeMap<String, IgnoredAny>>,
+    response_format: Option<Choice>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "stop must be a string or a list of strings")]
+#[derive(Clone, Debug)]
 pub enum Stop {
     One(String),
     Many(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        lenient::text_or_list(d, "stop as a string or a list of strings", Self::One, Self::Many)
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -48,11 +57,11 @@ pub struct StreamOptions {
 }
 
 impl Sampling {
-    /// `topk` alternatives of each token.
+    /// `topk` alternatives of each token, under the request's name for them.
     ///
     /// # Errors
     /// User errors for fields that contradict each other or that nothing here can honour.
-    pub fn settings(&self, topk: i64) -> Result<Settings> {
+    pub fn settings(&self, (name, topk): (&'static str, i64)) -> Result<Settings> {
         self.refuse()?;
         let max_tokens = match (self.max_completion_tokens, self.max_tokens) {
             (Some(a), Some(b)) if a != b => {
@@ -61,9 +70,10 @@ impl Sampling {
             (a, b) => a.or(b),
         };
         if !(0..=MAX_TOP_LOGPROBS).contains(&topk) {
-            return Err(Error::user(format!("top_logprobs is {topk}; it must lie between 0 and {MAX_TOP_LOGPROBS}")));
+            return Err(Error::user(format!("{name} is {topk}; it must lie between 0 and {MAX_TOP_LOGPROBS}")));
         }
         Ok(Settings {
+            names: Names { topk_sample_logprobs: name, ..NAMES },
             num_samples: self.n,
             max_tokens,
             temperature: self.temperature,
@@ -109,7 +119,7 @@ impl Sampling {
         if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
             return Err(Error::user("logit_bias is not supported"));
         }
-        match self.response_format.as_ref().map(|f| f["type"].as_str().unwrap_or("?")) {
+        match self.response_format.as_ref().map(Choice::kind) {
             None | Some("text") => Ok(()),
             Some(kind) => Err(Error::user(format!("response_format {kind:?} is not supported; only \"text\" is"))),
         }

@@ -1,10 +1,14 @@
 //! What the wire types forgive, and what not: `null` is absent, a seed may have any sign, an array is no object.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::{DeserializeOwned, Error as _};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{DeserializeOwned, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value};
+
+use super::json_text::JsonText;
 
 /// User metadata as it is stored and returned: string values only.
 pub type Metadata = BTreeMap<String, String>;
@@ -14,7 +18,7 @@ pub fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, serde_json::E
     if body.trim_ascii_start().first() != Some(&b'{') {
         // An empty or broken body keeps the parser's own message.
         serde_json::from_slice::<serde::de::IgnoredAny>(body)?;
-        return Err(serde_json::Error::custom("the body must be a JSON object"));
+        return Err(<serde_json::Error as Error>::custom("the body must be a JSON object"));
     }
     serde_json::from_slice(body)
 }
@@ -32,35 +36,110 @@ where
 pub fn object<'de, D, T>(d: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
-    T: DeserializeOwned,
+    T: Deserialize<'de>,
 {
-    let map = Option::<Map<String, Value>>::deserialize(d)?;
-    map.map(|m| T::deserialize(Value::Object(m)).map_err(D::Error::custom)).transpose()
+    struct Object<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object or null")
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Option<T>, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<T>, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+
+    d.deserialize_any(Object(PhantomData))
 }
 
 /// As [`object`], where `null` gives the type's default.
 pub fn object_or_default<'de, D, T>(d: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
-    T: DeserializeOwned + Default,
+    T: Deserialize<'de> + Default,
 {
     Ok(object(d)?.unwrap_or_default())
 }
 
 /// A 64-bit integer of either sign; negative ones keep their bits.
 pub fn seed<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
-    let Some(v) = Option::<Value>::deserialize(d)? else { return Ok(None) };
-    v.as_u64()
-        .or_else(|| v.as_i64().map(|i| i as u64))
-        .map(Some)
-        .ok_or_else(|| D::Error::custom(format!("seed {v} is not a 64-bit integer")))
+    struct Seed;
+
+    impl Visitor<'_> for Seed {
+        type Value = Option<u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a seed, which is a 64-bit integer")
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Option<u64>, E> {
+            Ok(None)
+        }
+
+        fn visit_u64<E: Error>(self, v: u64) -> Result<Option<u64>, E> {
+            Ok(Some(v))
+        }
+
+        fn visit_i64<E: Error>(self, v: i64) -> Result<Option<u64>, E> {
+            Ok(Some(v as u64))
+        }
+    }
+
+    d.deserialize_any(Seed)
 }
 
 /// Metadata whose values the client may have left as numbers or booleans: those become their JSON text.
 pub fn metadata<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Metadata>, D::Error> {
-    let text = |v: Value| if let Value::String(s) = v { s } else { v.to_string() };
-    let map = Option::<Map<String, Value>>::deserialize(d)?;
-    Ok(map.map(|m| m.into_iter().map(|(k, v)| (k, text(v))).collect()))
+    let map = Option::<BTreeMap<String, JsonText>>::deserialize(d)?;
+    Ok(map.map(|m| m.into_iter().map(|(k, v)| (k, v.into_plain())).collect()))
+}
+
+/// A string or a list `L`, told apart as they come: an untagged enum would keep the list twice. `expecting` says what it
+/// must be.
+pub fn text_or_list<'de, D, L, T>(
+    d: D,
+    expecting: &'static str,
+    text: fn(String) -> T,
+    list: fn(L) -> T,
+) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    L: Deserialize<'de>,
+{
+    struct Either<L, T> {
+        expecting: &'static str,
+        text: fn(String) -> T,
+        list: fn(L) -> T,
+    }
+
+    impl<'de, L: Deserialize<'de>, T> Visitor<'de> for Either<L, T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.expecting)
+        }
+
+        fn visit_str<E: Error>(self, v: &str) -> Result<T, E> {
+            Ok((self.text)(v.to_owned()))
+        }
+
+        fn visit_string<E: Error>(self, v: String) -> Result<T, E> {
+            Ok((self.text)(v))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<T, A::Error> {
+            L::deserialize(SeqAccessDeserializer::new(list)).map(self.list)
+        }
+    }
+
+    d.deserialize_any(Either { expecting, text, list })
 }
 
 /// Keeps `null` (`Some(None)`) and absent (`None`, through `serde(default)`) apart.
@@ -111,6 +190,21 @@ mod tests {
     }
 
     #[test]
+    fn an_object_is_read_without_a_detour() {
+        #[derive(Deserialize, Debug)]
+        struct Outer {
+            #[serde(default, deserialize_with = "object")]
+            inner: Option<Sample>,
+        }
+        let of = |inner: &str| serde_json::from_str::<Outer>(&format!(r#"{{"inner":{inner}}}"#));
+        assert_eq!(of(r#"{"seed":3,"x":[[]]}"#).unwrap().inner.unwrap().seed, Some(3));
+        assert_eq!(of("null").unwrap().inner, None);
+        assert!(of("[3]").unwrap_err().to_string().contains("expected an object or null"));
+        // What is wrong is said with its place, which a value that was read before has lost.
+        assert!(of(r#"{"seed":"x"}"#).unwrap_err().to_string().contains("at line 1 column"));
+    }
+
+    #[test]
     fn null_and_absent_differ_only_where_it_matters() {
         let s: Sample = parse_object(br#"{"seed": -1, "meta": {"a": 1, "b": "x"}, "ttl": null}"#).unwrap();
         assert_eq!(s.seed, Some(u64::MAX));
@@ -121,6 +215,9 @@ mod tests {
         assert_eq!(s.ttl, Some(None));
         let s: Sample = parse_object(br#"{"seed": null, "meta": null}"#).unwrap();
         assert_eq!(s, Sample { seed: None, meta: None, ttl: None });
-        assert!(parse_object::<Sample>(br#"{"seed": 1.5}"#).is_err());
+        for seed in ["1.5", "\"1\"", "[1]", "{}", "18446744073709551616"] {
+            let e = parse_object::<Sample>(format!("{{\"seed\": {seed}}}").as_bytes()).unwrap_err().to_string();
+            assert!(e.contains("expected a seed, which is a 64-bit integer"), "{e}");
+        }
     }
 }

@@ -6,6 +6,8 @@ pub mod checkpoints;
 pub mod custom_loss;
 pub mod datum;
 pub mod futures;
+pub mod items;
+pub mod json_text;
 pub mod lenient;
 pub mod model_input;
 pub mod sampling;

@@ -1,7 +1,9 @@
 //! Samplers and samples (protocol §7.11 to 7.13 and §8.3).
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
+use super::items::Items;
 use super::lenient::{self, default_value};
 use super::model_input::ModelInput;
 use super::tensor_data::TensorData;
@@ -170,15 +172,26 @@ impl Default for SamplingParams {
 }
 
 /// What ends a sequence besides `max_tokens`; absent = the model's own end of sequence.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "stop must be a string, a list of strings or a list of token ids, not mixed")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Stop {
     Text(String),
     /// Token ids; the empty list disables every stop, end of sequence included.
-    // Must stand before `Texts`, which an empty list would match too.
     Tokens(Vec<i64>),
     Texts(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let expecting = "a string, a list of strings or a list of token ids, not mixed";
+        match lenient::text_or_list(d, expecting, Err, Ok)? {
+            Err(text) => Ok(Self::Text(text)),
+            Ok(Items::Ids(ids)) => Ok(Self::Tokens(ids)),
+            Ok(Items::Texts(texts)) => Ok(Self::Texts(texts)),
+            Ok(Items::Lists(_)) => Err(D::Error::custom(format_args!("stop must be {expecting}"))),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

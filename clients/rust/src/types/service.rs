@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::json_text::JsonList;
 use super::lenient;
 
 /// `POST /client/config` and `/client/dynamic_config`.
@@ -123,8 +124,9 @@ pub struct SupportedModel {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TelemetryRequest {
-    #[serde(default, deserialize_with = "lenient::null_default")]
-    pub events: Vec<Value>,
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<serde_json::Value>))]
+    pub events: JsonList,
     #[serde(default, deserialize_with = "lenient::null_default")]
     pub platform: String,
     #[serde(default, deserialize_with = "lenient::null_default")]

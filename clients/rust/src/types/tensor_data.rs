@@ -233,10 +233,12 @@ impl From<TensorData> for TensorDataJson {
         let dtype = t.dtype();
         let data = match t.values {
             TensorValues::Int64(v) => v.into_iter().map(Number::from).collect(),
-            // JSON has no NaN or infinity: they become 0 here, and travel only by protobuf.
-            TensorValues::Float32(v) => {
-                v.into_iter().map(|x| Number::from_f64(x.into()).unwrap_or_else(|| Number::from(0))).collect()
-            }
+            // JSON has neither NaN nor infinity: they travel only by protobuf. Here NaN becomes 0, an infinity the largest
+            // number of its sign.
+            TensorValues::Float32(v) => v
+                .into_iter()
+                .map(|x| Number::from_f64(x.clamp(f32::MIN, f32::MAX).into()).unwrap_or_else(|| Number::from(0)))
+                .collect(),
         };
         let (sparse_crow_indices, sparse_col_indices) = t.csr.map(|c| (c.crow, c.col)).unzip();
         Self { data, dtype, shape: t.shape, sparse_crow_indices, sparse_col_indices }
@@ -314,6 +316,13 @@ mod tests {
         let twice = make(&[5, 6, 7, 8], &[0, 1, 4], &[1, 2, 0, 2]).to_dense(-1, 6);
         assert_eq!(twice.unwrap_err(), "CSR column 2 stands twice in row 1");
         assert!(make(&[5, 6], &[0, 2, 2], &[1, 1]).to_dense(-1, 6).is_err());
+    }
+
+    #[test]
+    fn what_json_cannot_say_is_said_as_well_as_it_can() {
+        let t = TensorData::from_f32([f32::NEG_INFINITY, f32::INFINITY, f32::NAN]);
+        let read = parse(&serde_json::to_string(&t).unwrap()).unwrap();
+        assert_eq!(read.values, TensorValues::Float32(vec![f32::MIN, f32::MAX, 0.0]));
     }
 
     #[test]

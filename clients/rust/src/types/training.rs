@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::datum::{Datum, LossFnInputs};
+use super::json_text::JsonText;
 use super::lenient::{self, Metadata, default_value};
 
 default_value!(rank: i64 = 32);
@@ -166,7 +166,7 @@ pub struct ForwardBackwardInput {
 
 pub type LossFnConfig = BTreeMap<String, LossConfigValue>;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum LossConfigValue {
@@ -174,7 +174,17 @@ pub enum LossConfigValue {
     Text(String),
     /// Neither of the two, as it came, so that a server can refuse it by its key.
     #[cfg_attr(feature = "schema", schema(value_type = Object))]
-    Other(serde_json::Value),
+    Other(JsonText),
+}
+
+impl<'de> Deserialize<'de> for LossConfigValue {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let value = JsonText::deserialize(d)?;
+        Ok(match value.as_str().as_bytes().first() {
+            Some(b'"') => Self::Text(value.into_plain()),
+            _ => value.as_str().parse().map_or_else(|_| Self::Other(value), Self::Number),
+        })
+    }
 }
 
 /// What forward and forward_backward give back: one entry of `loss_fn_outputs` per datum, in request order.
@@ -202,7 +212,8 @@ pub struct OptimStepRequest {
     pub adam_params: Option<AdamParams>,
     /// Settings of another optimiser. Tinderbox has AdamW alone and refuses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub optimizer_params: Option<Value>,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<serde_json::Value>))]
+    pub optimizer_params: Option<JsonText>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
