@@ -75,7 +75,7 @@ pub fn adopt(config: &AdapterConfig, from: &Path, to: &Path, base: &Base<'_>) ->
         let (a, b) = if modules.contains(&module) {
             let a = finite(&mut file, &key(&module, 'A'))?;
             let b = finite(&mut file, &key(&module, 'B'))?;
-            (a, b.into_iter().map(|x| (f64::from(x) * factor) as f32).collect())
+            (a, scaled(&b, factor).map_err(|x| too_large(&key(&module, 'B'), x, factor))?)
         } else {
             (Adapter::initial_a(&lora, site, &decoder), vec![0.0; outputs * lora.rank])
         };
@@ -157,6 +157,18 @@ fn finite(file: &mut Reader, key: &str) -> Result<Vec<f32>> {
         Some(x) => Err(Error::user(format!("{WEIGHTS}: {key} holds the value {x}"))),
         None => Ok(values),
     }
+}
+
+/// The values times the factor, or the first that float32 cannot hold then.
+fn scaled(values: &[f32], factor: f64) -> std::result::Result<Vec<f32>, f32> {
+    let one = |x: &f32| Some((f64::from(*x) * factor) as f32).filter(|y| y.is_finite()).ok_or(*x);
+    values.iter().map(one).collect()
+}
+
+fn too_large(key: &str, x: f32, factor: f64) -> Error {
+    Error::user(format!(
+        "{WEIGHTS}: {key} holds the value {x}, which is too large for float32 when it is scaled by {factor:e}"
+    ))
 }
 
 /// A damaged file is the uploader's, and its place on this machine is not for them.
@@ -257,6 +269,8 @@ mod tests {
         let mut infinite = fine.clone();
         infinite[1].data[3] = f32::INFINITY;
         assert!(refusal(&infinite, &q).contains("q_proj.lora_B.weight holds the value inf"));
+        let e = refusal(&fine, &config(2, 1e39, &["q_proj"]));
+        assert!(e.contains("q_proj.lora_B.weight holds the value 3, which is too large"), "{e}");
     }
 
     #[test]
