@@ -143,12 +143,12 @@ impl FromStr for CheckpointPath {
         let rest = s.strip_prefix("tinker://").ok_or_else(bad)?;
         let parts: Vec<&str> = rest.split('/').collect();
         let [run, kind, name] = parts[..] else { return Err(bad()) };
-        if run.is_empty() {
-            return Err(bad());
-        }
+        let run = ModelId(run.into());
+        // It becomes the name of a directory. Which runs there are is for others to say.
+        check_name(&run.dir_name()).map_err(|_| bad())?;
         let kind = CheckpointKind::from_segment(kind).ok_or_else(bad)?;
         check_name(name)?;
-        Ok(Self { run: ModelId(run.into()), kind, name: name.into() })
+        Ok(Self { run, kind, name: name.into() })
     }
 }
 
@@ -185,6 +185,9 @@ mod tests {
             "tinker://r/a",
             "tinker://r/weights/..",
             "tinker://r/weights/a/b",
+            "tinker:///weights/a",
+            "tinker://../weights/a",
+            "tinker://r\0/weights/a",
         ] {
             assert!(s.parse::<CheckpointPath>().is_err(), "{s}");
         }

@@ -20,6 +20,8 @@ mod ending;
 mod error;
 mod exports;
 mod futures;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod headers;
 mod held;
 mod inference;

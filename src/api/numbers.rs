@@ -114,7 +114,7 @@ struct Field<'a> {
 enum Value<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    Fixed,
+    Other,
 }
 
 impl<'a> Iterator for Fields<'a> {
@@ -122,21 +122,45 @@ impl<'a> Iterator for Fields<'a> {
 
     fn next(&mut self) -> Option<Field<'a>> {
         let tag = self.varint()?;
-        let value = match tag & 7 {
-            0 => Value::Varint(self.varint()?),
-            1 => self.take(8).map(|_| Value::Fixed)?,
-            2 => {
-                let length = usize::try_from(self.varint()?).ok()?;
-                Value::Bytes(self.take(length)?)
-            }
-            5 => self.take(4).map(|_| Value::Fixed)?,
-            _ => return None,
-        };
+        let value = if tag & 7 == GROUP { self.skip_group()? } else { self.value(tag)? };
         Some(Field { number: tag >> 3, value })
     }
 }
 
+/// What of a tag says that a group begins, or ends. No message has groups, but a decoder passes over those it does not know.
+const GROUP: u64 = 3;
+const GROUP_END: u64 = 4;
+
 impl<'a> Fields<'a> {
+    fn value(&mut self, tag: u64) -> Option<Value<'a>> {
+        Some(match tag & 7 {
+            0 => Value::Varint(self.varint()?),
+            1 => self.take(8).map(|_| Value::Other)?,
+            2 => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Value::Bytes(self.take(length)?)
+            }
+            5 => self.take(4).map(|_| Value::Other)?,
+            _ => return None,
+        })
+    }
+
+    /// To behind the end of the group that has begun, and of all groups in it.
+    fn skip_group(&mut self) -> Option<Value<'a>> {
+        let mut open = 1usize;
+        while open > 0 {
+            let tag = self.varint()?;
+            match tag & 7 {
+                GROUP => open += 1,
+                GROUP_END => open -= 1,
+                _ => {
+                    self.value(tag)?;
+                }
+            }
+        }
+        Some(Value::Other)
+    }
+
     fn varint(&mut self) -> Option<u64> {
         let mut value = 0u64;
         for shift in 0..10 {
@@ -227,6 +251,10 @@ mod tests {
         };
         let mut bytes = whole.encode_to_vec();
         assert_eq!(messages_in(&bytes), 3);
+        // Group 15, in it a number and group 2: a decoder passes over it and reads on.
+        let grouped = [&b"\x7b\x08\x01\x13\x14\x7c"[..], &bytes].concat();
+        assert_eq!(ForwardBackwardRequest::decode(&grouped[..]).unwrap(), whole);
+        assert_eq!((messages_in(&grouped), found(&grouped)), (3, Some(("m".into(), 4))));
         bytes.extend(b"\x1a\xff\xff");
         assert!(ForwardBackwardRequest::decode(&bytes[..]).is_err());
         assert_eq!(found(&bytes), Some(("m".into(), 4)));

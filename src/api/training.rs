@@ -58,7 +58,7 @@ pub async fn forward_backward(
     }
 }
 
-fn decode(bytes: Bytes) -> Result<proto::ForwardBackwardRequest> {
+pub(super) fn decode(bytes: Bytes) -> Result<proto::ForwardBackwardRequest> {
     let messages = numbers::messages_in(&bytes);
     if messages > MAX_MESSAGES {
         return Err(Error::user(format!(
@@ -107,7 +107,7 @@ pub async fn unload_model(
     Ok(promise(app.futures().issue(request)?.id, Some(&model)))
 }
 
-enum Source {
+pub(super) enum Source {
     Json(ForwardBackwardRequest),
     Proto(proto::ForwardBackwardRequest),
 }
@@ -129,9 +129,9 @@ async fn submit_data(app: &App, owner: OwnerId, source: Source, permit: Permit) 
 }
 
 /// A request, and which of its datums carry provenance spans.
-type Read = (ForwardBackwardRequest, Vec<bool>);
+pub(super) type Read = (ForwardBackwardRequest, Vec<bool>);
 
-fn read(source: Source) -> Result<Read> {
+pub(super) fn read(source: Source) -> Result<Read> {
     match source {
         Source::Json(r) => Ok((r, Vec::new())),
         Source::Proto(m) => {
@@ -151,7 +151,7 @@ async fn custom(app: &App, n: &Numbered, request: &ForwardBackwardRequest) -> Re
     }
 }
 
-fn check(
+pub(super) fn check(
     (request, spanned): Read,
     custom: Option<Arc<Program>>,
     model: &ModelInfo,

@@ -12,6 +12,10 @@ use super::error::ApiError;
 /// Unpacked at a time.
 const BLOCK: usize = 256 << 10;
 
+/// How far back a frame may refer, as a power of two, in bytes: what RFC 9659 allows in HTTP. So much memory is taken
+/// before anything is unpacked.
+const WINDOW_LOG_MAX: u32 = 23;
+
 /// At most `limit` bytes; `admit` is asked for each block. An error comes with what was unpacked until then, but with
 /// nothing when there was no room: the same body will be sent again.
 pub fn unzstd(
@@ -24,10 +28,11 @@ pub fn unzstd(
     let declared = zstd::zstd_safe::get_frame_content_size(raw).ok().flatten();
     let too_large = declared.is_some_and(|n| n > limit as u64);
     let mut out = BytesMut::new();
-    let mut decoder = match zstd::stream::read::Decoder::with_buffer(raw) {
-        Ok(decoder) => decoder,
-        Err(e) => return Err((bad(e), Bytes::new())),
-    };
+    let decoder = zstd::stream::read::Decoder::with_buffer(raw).and_then(|mut decoder| {
+        decoder.window_log_max(WINDOW_LOG_MAX)?;
+        Ok(decoder)
+    });
+    let mut decoder = decoder.map_err(|e| (bad(e), Bytes::new()))?;
     let mut block = vec![0; BLOCK];
     loop {
         let n = match decoder.read(&mut block) {
@@ -73,6 +78,15 @@ mod tests {
             Ok(())
         });
         assert!(refused.unwrap_err().1.is_empty());
+    }
+
+    #[test]
+    fn a_frame_cannot_ask_for_a_large_window() {
+        // A frame of five bytes that says it refers back up to so far.
+        let frame = |log: u8| [&[0x28, 0xb5, 0x2f, 0xfd, 0, (log - 10) << 3, 0x29, 0, 0][..], b"hello"].concat();
+        assert_eq!(unpack(&frame(23), 100).unwrap(), &b"hello"[..]);
+        let refused = unpack(&frame(24), 100).unwrap_err();
+        assert!(refused.0.detail().contains("too much memory") && refused.1.is_empty(), "{}", refused.0.detail());
     }
 
     #[test]

@@ -47,11 +47,18 @@ impl Chat {
         Ok(Self { tokenizer, model: model.into(), templates: Templates::load(dir), end_of_turn: end, longest_token })
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn with_template(model: &str, tokenizer: Tokenizer, template: &str) -> Self {
         let longest_token = tokenizer.longest_token_bytes();
         let templates = Templates::compile([("default".into(), template.into())].into(), [].into()).map(Some);
         Self { tokenizer, model: model.into(), templates, end_of_turn: None, longest_token }
+    }
+
+    /// The same with another template.
+    #[cfg(fuzzing)]
+    pub fn retemplated(self, template: &str) -> Self {
+        let templates = Templates::compile([("default".into(), template.into())].into(), [].into()).map(Some);
+        Self { templates, ..self }
     }
 
     /// The prompt's text and its token ids. `context` is the model's context length.

@@ -31,8 +31,11 @@ impl Style {
     }
 }
 
+/// What is written at most: indents make much of little where lists stand deep inside each other.
+const MAX_BYTES: usize = 64 << 20;
+
 /// # Errors
-/// For undefined values and others that JSON has no form for.
+/// For undefined values and others that JSON has no form for, and for more than 64 MiB of text.
 pub fn dumps(value: &Value, style: &Style) -> Result<String, Error> {
     let mut out = String::new();
     Writer { style, out: &mut out }.value(value, 0)?;
@@ -46,6 +49,9 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if self.out.len() > MAX_BYTES {
+            return Err(Error::new(ErrorKind::InvalidOperation, format!("more than {MAX_BYTES} bytes of JSON")));
+        }
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -203,6 +209,15 @@ mod tests {
         ] {
             assert_eq!(of(json, &Style::one_line()), want);
         }
+    }
+
+    #[test]
+    fn indents_cannot_make_much_of_little() {
+        let deep = format!("{}{}0{}", "[".repeat(100), "0,".repeat(20_000), "]".repeat(100));
+        let value = serde_json::from_str::<Value>(&deep).unwrap();
+        let e = dumps(&value, &Style::indented(" ".repeat(64))).unwrap_err();
+        assert!(e.to_string().contains("more than 67108864 bytes of JSON"), "{e}");
+        assert_eq!(dumps(&value, &Style::one_line()).unwrap().len(), deep.len() + 20_000);
     }
 
     #[test]

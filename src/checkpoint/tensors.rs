@@ -85,8 +85,9 @@ impl Reader {
         let header: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(e.to_string()))?;
         let tensors: HashMap<_, _> = header.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
         let end = tensors.values().map(|t| t.data_offsets.1).max().unwrap_or(0);
-        if 8 + size + end as u64 != length {
-            return Err(damaged(format!("the header describes {} bytes, there are {length}", 8 + size + end as u64)));
+        let described = (end as u64).saturating_add(8 + size);
+        if described != length {
+            return Err(damaged(format!("the header describes {described} bytes, there are {length}")));
         }
         Ok(Self { path: path.into(), file, data: 8 + size, tensors })
     }
@@ -211,7 +212,15 @@ mod tests {
         longer.push(0);
         let mut huge = whole.clone();
         huge[..8].fill(0xff);
-        for bytes in [&whole[..whole.len() - 1], &whole[..20], &whole[..4], &[], &longer[..], &huge[..]] {
+        // Eight arrays of nearly 2^61 bytes each: with the header more than a u64 counts.
+        let most = (1u64 << 61) - 1;
+        let array = |i: u64| {
+            let (from, to) = (i * most, (i + 1) * most);
+            format!(r#""{i}":{{"dtype":"U8","shape":[{most}],"data_offsets":[{from},{to}]}}"#)
+        };
+        let header = format!("{{{}}}", (0..8).map(array).collect::<Vec<_>>().join(","));
+        let endless = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        for bytes in [&whole[..whole.len() - 1], &whole[..20], &whole[..4], &[], &longer[..], &huge[..], &endless[..]] {
             std::fs::write(&path, bytes).unwrap();
             let e = Reader::open(&path).err().expect("a damaged file must be refused");
             assert!(e.message.contains("x.safetensors is damaged"), "{e}");
