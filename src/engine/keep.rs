@@ -16,6 +16,8 @@ use crate::ids::ModelId;
 
 /// Work between two states of a run, in multiples of what the last one cost: they take at most 1/20 of the time.
 const WORK_PER_COST: u32 = 20;
+/// Snapshots that are copied at a time.
+const SNAPSHOTS: usize = 8;
 /// A run that nobody asks anything is written after so long.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long a finished file waits for the answers it makes superfluous to be kept.
@@ -142,8 +144,13 @@ impl Keeping {
     pub fn begin(&mut self, model: &ModelId, models: &Models, (next, settled): (u64, u64), then: Option<Then>) {
         let start = Instant::now();
         let Some(run) = models.run(model) else { return };
-        let image = Image::of(run, next);
-        let (unsaved, files) = models.unsaved_snapshots(model);
+        let (mut unsaved, files) = models.unsaved_snapshots(model);
+        // Many are written first, a few at a time; unless somebody waits for the state.
+        let all = then.is_some() || unsaved.len() <= SNAPSHOTS;
+        let image = all.then(|| Image::of(run, next));
+        if !all {
+            unsaved.truncate(SNAPSHOTS);
+        }
         let base_dir = run.base.dir.clone();
         let snapshots = unsaved.into_iter().map(|(origin, source)| {
             let image = Files::image(&origin, &source);
@@ -151,7 +158,9 @@ impl Keeping {
         });
         let snapshots: Vec<_> = snapshots.collect();
         let unkept = self.runs.entry(model.clone()).or_default();
-        unkept.work = Duration::ZERO;
+        if all {
+            unkept.work = Duration::ZERO;
+        }
         *self.writing.entry(model.clone()).or_default() += 1;
         tracing::debug!(target: "tinderbox::durability", moment = "snapshot", run = %model, next, "state taken");
         let (dir, keeper, model) = (self.dir.join(model.dir_name()), self.keeper.clone(), model.clone());
@@ -164,9 +173,12 @@ impl Keeping {
             let start = Instant::now();
             // Before the requests that made them are forgotten.
             let saved = snapshots.iter().try_for_each(|(origin, image)| files.write(origin, image, &base_dir));
-            let staged = saved.and_then(|()| image.staged(&dir));
+            let staged = saved.and_then(|()| image.map(|image| image.staged(&dir)).transpose());
             let wrote = start.elapsed();
-            let result = staged.and_then(|staged| commit(staged, &*keeper, &model, (next, settled)));
+            let result = staged.and_then(|staged| match staged {
+                Some(staged) => commit(staged, &*keeper, &model, (next, settled)),
+                None => Ok(()),
+            });
             if let Some(then) = then {
                 then(&result);
             }

@@ -25,6 +25,13 @@ impl Engine {
         }
     }
 
+    /// Writes the run's state now, whatever has to be written before.
+    pub(super) fn keep_all(&mut self, model: &ModelId) {
+        if let Some(next) = self.inbox.scheduler.next_of(model) {
+            self.keeping.begin(model, &self.models, (next, next), Some(Box::new(|_: &Result<()>| ())));
+        }
+    }
+
     /// Runs go back to their last state on disk.
     pub(super) fn roll_back(&mut self) {
         for (model, reply) in std::mem::take(&mut self.inbox.rollbacks) {

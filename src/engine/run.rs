@@ -282,7 +282,7 @@ impl Engine {
         }
         self.end_unloaded();
         for model in self.keeping.unkept() {
-            self.keep(&model);
+            self.keep_all(&model);
         }
         self.keeping.finish(STOP_LIMIT);
         if let Some(stopped) = self.inbox.stopped {
