@@ -4,8 +4,10 @@ mod byte_level;
 pub mod stream;
 
 use std::collections::HashSet;
+use std::panic::catch_unwind;
 use std::path::Path;
 
+use serde::de::IgnoredAny;
 use tokenizers::DecoderWrapper;
 
 use crate::error::{Error, Result};
@@ -45,7 +47,10 @@ impl Tokenizer {
     /// A server error with the parser's words.
     pub fn from_json(json: &[u8]) -> Result<Self> {
         let failed = |e: tokenizers::Error| Error::server(format!("not a usable tokenizer: {e}"));
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(failed)?;
+        // A part of a file, and some that are whole, make the library panic.
+        serde_json::from_slice::<IgnoredAny>(json).map_err(|e| failed(e.into()))?;
+        let read = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json));
+        let mut inner = read.unwrap_or_else(|_| Err("it makes the tokenizers library panic".into())).map_err(failed)?;
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
         let byte_level = inner.get_decoder().is_some_and(is_byte_level);
@@ -231,6 +236,17 @@ mod tests {
         let the = tokenizer.token_to_id("▁the").unwrap();
         assert_eq!(tokenizer.token_bytes(the), b" the");
         assert_eq!(tokenizer.token_bytes(tokenizer.token_to_id("<0xE4>").unwrap()), [0xe4]);
+    }
+
+    #[test]
+    fn what_the_library_panics_at_is_refused() {
+        let refused = |json: &str| Tokenizer::from_json(json.as_bytes()).err().expect("no tokenizer").message;
+        // A file that ends in its decoder, and a normalizer whose table is none.
+        let e = refused(r#"{"decoder": {"type": "Fuse", "a"#);
+        assert!(e.starts_with("not a usable tokenizer: EOF while parsing"), "{e}");
+        let model = r#""model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}"#;
+        let e = refused(&format!(r#"{{"normalizer": {{"type": "Precompiled", "precompiled_charsmap": 3}}, {model}}}"#));
+        assert!(e.ends_with("it makes the tokenizers library panic"), "{e}");
     }
 
     #[test]

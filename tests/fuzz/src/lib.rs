@@ -1,6 +1,8 @@
 //! What several targets share: a small model to check requests against, what a checked datum promises, files in memory.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use tempfile::TempDir;
 use tinderbox::api::fuzzing::Checked;
@@ -51,6 +53,21 @@ fn datum_obeys(d: &Datum, loss: &Loss) {
     let needed = !matches!(loss, Loss::CrossEntropy);
     assert!(!needed || (d.k == 1 && i.logprobs.is_some() && i.advantages.is_some()), "an input is missing");
     assert!(!matches!(loss, Loss::Gspo { .. }) || i.sequence_ratio_mask.is_some());
+}
+
+static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
+
+/// For targets whose code catches panics of libraries: libFuzzer's own hook ends the process at these too.
+pub fn panics_may_be_caught() {
+    set_hook(Box::new(|panic| *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string()));
+}
+
+/// Ends the process at a panic that nobody caught.
+pub fn or_abort(run: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        eprintln!("{}", LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner));
+        std::process::abort();
+    }
 }
 
 /// A directory in memory where the system has one.

@@ -6,13 +6,16 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use tinderbox::tokenizer::Tokenizer;
 use tinderbox::tokenizer::stream::TextStream;
+use tinderbox_fuzz::{or_abort, panics_may_be_caught};
 
 /// Byte-level, as most models have it.
 static KNOWN: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::from_json(include_bytes!("../../golden/chat/tokenizer.json")).expect("a good file"));
 const TEXTS: [&str; 3] = ["", "hello there", "é 世界 😀\n\t<0xE4>▁a <|im_end|>"];
 
-fuzz_target!(|input: &[u8]| {
+fuzz_target!(init: panics_may_be_caught(), |input: &[u8]| or_abort(|| read(input)));
+
+fn read(input: &[u8]) {
     match input.split_first() {
         Some((b'{', _)) => {
             let (file, text) = match input.iter().position(|b| *b == 0) {
@@ -35,7 +38,7 @@ fuzz_target!(|input: &[u8]| {
         }
         None => {}
     }
-});
+}
 
 fn works(tokenizer: &Tokenizer, text: &str) {
     assert!(tokenizer.longest_token_bytes() >= 1);
