@@ -26,7 +26,7 @@ pub struct ApiError {
 const RETRY_AFTER_MAX: u64 = 60;
 
 /// Bytes of a detail. It may quote an id or a name that somebody made up.
-const MAX_DETAIL: usize = 1000;
+const MAX_DETAIL: usize = 16 << 10;
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
